@@ -25,7 +25,7 @@ from results.record import Record
 from results.selection import Selection
 from results.siblings import Siblings, siblings
 from results.store import Store
-from scripts import cells, pipeline_tables, serving_tables, tables, today
+from scripts import best_tables, cells, pipeline_tables, serving_tables, tables, today
 from scripts.arguments import Parser
 from scripts.charts import speedup, style
 from scripts.exhibits.gallery import gallery
@@ -151,12 +151,12 @@ def parts() -> dict[str, str]:
     sweeps = {sweep_of(pack): list(Store(pack).read().records.values()) for pack in RESULTS.glob(f"*{SUFFIX}")}
     shown = {
         "sweeps": tables.sweeps(sweeps),
-        "front": tables.front(read(BEST)),
+        "front": best_tables.front(read(BEST)),
         "results": tables.overview(everything(OVERVIEW)),
         "in turn": tables.turns(turned),
         "compilers": tables.compilers(zoo),
-        "best": tables.best(read(BEST)),
-        "products": tables.products(read(BEST)),
+        "best": best_tables.best(read(BEST)),
+        "products": best_tables.products(read(BEST)),
         "reductions": tables.reductions(read(REDUCED)),
         "tuned": tables.tuned([*zoo, *read(TUNED)]),
         "algorithms": tables.algorithms([everything(sweep) for sweep in CHOSEN]),

@@ -37,7 +37,7 @@ from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
 from runners.sweep.summary import print_summary
 from runners.sweep.sweep import Sweep
-from scripts import compare, report, tables, timeline
+from scripts import best_tables, compare, report, tables, timeline
 from scripts.charts.style import order
 from scripts.page import content
 from scripts.page.answer import answer
@@ -238,7 +238,16 @@ def tabulate(records: list[Record]) -> None:
     """The tables of the README."""
     groups = siblings(records)
     for make in (
-        *(tables.overview, tables.turns, tables.compilers, tables.best, tables.products, tables.reductions, tables.tuned),
+        *(
+            tables.overview,
+            tables.turns,
+            tables.compilers,
+            best_tables.best,
+            best_tables.front,
+            best_tables.products,
+            tables.reductions,
+            tables.tuned,
+        ),
         *(tables.training, tables.side_by_side, tables.launch_orders),
     ):
         make(groups).markdown()

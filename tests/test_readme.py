@@ -15,7 +15,7 @@ from results.record import Correctness, Record
 from results.siblings import Siblings, siblings
 from results.store import Store
 from results.warning import Warning
-from scripts import readme, serving_tables, tables
+from scripts import best_tables, readme, serving_tables, tables
 from scripts.charts.names import written
 from scripts.precision_table import half_precision
 from scripts.table import Column, Entry, Table, escaped
@@ -114,7 +114,7 @@ def test_a_schedule_without_passes_may_be_the_fastest_schedule() -> None:
     names = [system.choice for system in (*tables.TUNED_COMPILERS, tables.CUDA_GRAPH, tables.NIMBLE, *tables.FUSED)]
     ms = dict.fromkeys(names, 2.0) | {"nimble": 1.0}
     measured = [record(name, latency=latency(t), comparison=rounds("g", [t])) for name, t in ms.items()]
-    (cells,) = cells_of(tables.front(siblings(measured)).markdown())
+    (cells,) = cells_of(best_tables.front(siblings(measured)).markdown())
     assert cells["fastest schedule over fastest compiler"].startswith("2.00x [2.00, 2.00] (nimble over ")
     assert "alone" not in cells["fastest schedule over fastest compiler"]
 
@@ -134,13 +134,13 @@ def test_a_ratio_of_slow_rounds_has_that_of_calls_alone_behind_it(slower: str) -
         )
         for name in alone_ms
     ]
-    (cells,) = cells_of(tables.front(siblings(measured)).markdown())
+    (cells,) = cells_of(best_tables.front(siblings(measured)).markdown())
     assert cells["fastest schedule over fastest compiler"] == "2.00x [2.00, 2.00] (nimble over torch_compile, 1.50x alone)"
 
 
 def test_the_fastest_variant_of_torch_compile_stands_with_what_finding_it_took() -> None:
     measured = readme.read(readme.BEST)
-    rows = cells_of(tables.best(measured).markdown())
+    rows = cells_of(best_tables.best(measured).markdown())
     assert len(rows) == len(measured) > 0
     for group, cells in zip(measured, rows, strict=True):
         compilation = group[tables.BEST].compilation
@@ -164,7 +164,7 @@ def test_the_fastest_variant_of_torch_compile_stands_with_what_finding_it_took()
 
 def test_what_products_take_each_way_is_told_with_what_the_choice_saves() -> None:
     measured = readme.read(readme.BEST)
-    rows = cells_of(tables.products(measured).markdown())
+    rows = cells_of(best_tables.products(measured).markdown())
     by_model = {group.group.model.label: group[tables.NIMBLE_FUSED].schedule for group in measured}
     assert "bert" in {row["model"] for row in rows}
     for row in rows:
@@ -267,14 +267,16 @@ def test_the_first_page_is_short_and_begins_with_the_two_commands() -> None:
     assert len(text.encode()) <= 12_288 and len(text.splitlines()) <= 250
     assert "make bench" in text[:1500] and "make test" in text[:1500]
     (table,) = re.findall(r"(?:^\|[^\n]*over fastest compiler[^\n]*\n)(?:\|[^\n]*\n)+", text, flags=re.MULTILINE)
-    assert table.strip() == tables.front(readme.read(readme.BEST)).markdown() and 1 <= len(cells_of(table.strip())) <= 10
+    assert (
+        table.strip() == best_tables.front(readme.read(readme.BEST)).markdown() and 1 <= len(cells_of(table.strip())) <= 10
+    )
 
 
 def test_the_picture_of_the_first_page_is_of_its_table() -> None:
     """The same networks, each system over the CUDA Graph in the rounds that they shared."""
     assert f"]({readme.FRONT.relative_to(ROOT)})" in README.read_text(encoding="utf-8")
     svg = readme.FRONT.read_text(encoding="utf-8")
-    rows = cells_of(tables.front(readme.read(readme.BEST)).markdown())
+    rows = cells_of(best_tables.front(readme.read(readme.BEST)).markdown())
     for row in rows:
         ratio = float(row["cuda_graph"]) / float(row["nimble"])
         drawn = [float(number) for number in re.findall(r">(\d\.\d\d)<", svg)]
