@@ -53,6 +53,7 @@ ELSEWHERE = {
     "orca/attention": ("serving-attention",),
     "orca/azure_trace": ("serving-azure-saturated",),
     "orca/extensions": ("serving-extensions",),
+    "orca/figure4.9": ("serving-homogeneous",),
     "orca/increments": ("serving-increments",),
     "orca/preemption": ("serving-preemption",),
     "orca/prefetch": ("serving-prefetch",),
