@@ -54,6 +54,7 @@ ISSUED = {
             "figure4.7a",
             "figure4.7b",
             "figure4.7c",
+            "figure4.8",
             "figure4.8a",
             "figure4.8b",
             "figure4.8c",

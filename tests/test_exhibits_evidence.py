@@ -149,7 +149,7 @@ def test_the_best_of_several_batch_sizes_is_as_wide_as_all_of_them_need() -> Non
         for size in sizes
         for one in [served(requests=200)]
     ]
-    figure = next(f for f in judged("orca/figure4.8c", records) if f.ours is not None)
+    figure = next(f for f in judged("orca/figure4.8", records) if f.ours is not None)
     assert figure.what.startswith("gpt_13b: orca over request_level,") and figure.chosen_from == 3
     of_one = replace(figure, chosen_from=1)
     assert figure.bounds[0] < of_one.bounds[0] < 1 < of_one.bounds[1] < figure.bounds[1]

@@ -29,7 +29,7 @@ def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> Non
 
     many = [served_at("orca", 1, 1.5), served_at("orca", 64, 10.0), served_at("orca", 8, 30.0)]
     many += [served_at("request_level", 1, 1.5), served_at("request_level", 8, None)]
-    _, _, judged_findings = judged("orca/figure4.8a", many)
+    _, _, judged_findings = judged("orca/figure4.8", many)
     by_what = {f.what.removeprefix("gpt_13b: ").partition(",")[0]: f for f in judged_findings}
     best = by_what["orca over request_level"]
     assert best.ours == pytest.approx(20.0) and best.verdict == HOLDS and "not in turn" in best.reason
@@ -37,7 +37,7 @@ def test_systems_that_served_are_compared_at_their_best_and_not_in_turn() -> Non
     assert best.low == best.high and best.bounds == pytest.approx((20 / 1.1**wider, 20 * 1.1**wider))
     # Of several traces each side has an interval: a low ratio is of a low rate over a high one.
     some = [served_at("orca", 1, 3.0, 2.0, 4.0), served_at("request_level", 1, 2.0, 1.9, 3.0)]
-    (first, *_) = [f for f in judged("orca/figure4.8a", some)[2] if f.what.startswith("gpt_13b: orca over request_level,")]
+    (first, *_) = [f for f in judged("orca/figure4.8", some)[2] if f.what.startswith("gpt_13b: orca over request_level,")]
     down, up = hypot(log(3 / 2), log(3 / 2)), hypot(log(4 / 3), log(2 / 1.9))
     assert (first.low, first.ours, first.high) == pytest.approx((1.5 * exp(-down), 1.5, 1.5 * exp(up)))
     assert first.bounds[0] < 1 and first.bounds[1] > first.published and first.verdict == UNDECIDED
