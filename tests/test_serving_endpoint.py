@@ -617,13 +617,16 @@ def test_a_conversations_most_tokens_are_refused_by_their_name(with_tokenizer: R
 # --- In this process ---
 
 
-def spoken_to(text: Text, client: Callable[[Endpoint, socket.socket], None], choice: str = "orca") -> list[str]:
+def spoken_to(
+    text: Text, client: Callable[[Endpoint, socket.socket], None], choice: str = "orca", buffer_bytes: int = 0
+) -> list[str]:
     """Serves the small model while a client speaks, in a thread of its own; what the endpoint tells.
 
     Args:
         text: the model's.
         client: takes the endpoint and a connection to it.
         choice: of the system.
+        buffer_bytes: what the system is to buffer of what a client has not read, about; 0 is what it likes.
     """
     system = systems.load(choice)
     assert isinstance(system, ServingSystem)
@@ -633,6 +636,8 @@ def spoken_to(text: Text, client: Callable[[Endpoint, socket.socket], None], cho
 
     async def both() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
+            if buffer_bytes:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
             listening = asyncio.Event()
             serving = asyncio.create_task(endpoint.run(listener, listening.set))
             await listening.wait()

@@ -130,7 +130,10 @@ REFUSED = {
         "test_serving_endpoint.test_other_paths",
     ],
     "several models of one endpoint": ["test_serving_endpoint.test_a_sweep_is_one_line"],
-    "client gone within a stream": ["test_serving_endpoint.test_a_client_that_goes_away_gives_its_slots_back"],
+    "client gone within a stream, or there and reading nothing": [
+        "test_serving_endpoint.test_a_client_that_goes_away_gives_its_slots_back",
+        "test_serving_unread.test_a_stream_that_nobody_reads_is_cancelled_and_its_connection_closed",
+    ],
     "a GPU's attention on a CPU; weights that do not fit": [
         "test_serving_runner.test_a_server_executes_no_module_and_a_model_may_generate_nothing"
     ],

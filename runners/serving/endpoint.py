@@ -1,7 +1,7 @@
 """An endpoint as OpenAI's: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics. It needs aiohttp.
 
-A client that goes away has its request cancelled. One whose headers do not come has its connection closed. SIGTERM and
-SIGINT drain: what has come is answered, and nothing more is taken.
+A client that goes away has its request cancelled. One whose headers do not come, or who does not read what comes, has its
+connection closed. SIGTERM and SIGINT drain: what has come is answered, and nothing more is taken.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from systems.serving.system import Server
 from .bridge import Bridge, Stopped
 from .completion import BYTES, BadBody, Completion
 from .text import REPLACED, Growing, Text
+from .unread import end_unread
 
 MOST_BYTES = 8 * 2**20  # of a request's body
 BODY_S = 60.0  # for a body to come
@@ -89,7 +90,10 @@ class Endpoint:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.drain)
         listening()
+        assert runner.server is not None, "it is set up"
+        looking = asyncio.create_task(end_unread(runner.server))
         await self.ended.wait()
+        looking.cancel()
         await runner.cleanup()  # answers that are being written have SHUTDOWN_S for their end
         return self.error
 
@@ -238,6 +242,7 @@ class Endpoint:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(http)
         num_new = 0
+        writing = asyncio.Lock()  # aiohttp lets each choice but one write on where the client does not read
         if completion.is_chat:
             base = base | {"object": "chat.completion.chunk"}
         if completion.has_usage:  # each event has the key, the last one its value
@@ -245,7 +250,8 @@ class Endpoint:
 
         async def send(document: dict[str, object] | str) -> None:
             text = document if isinstance(document, str) else json.dumps(document)
-            await response.write(f"data: {text}\n\n".encode())
+            async with writing:
+                await response.write(f"data: {text}\n\n".encode())
 
         async def forward(index: int, stream: AsyncGenerator[Piece, None]) -> None:
             nonlocal num_new
