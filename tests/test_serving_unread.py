@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the endpoint needs aiohttp")
 pytest.importorskip("openai", reason="it is tested with OpenAI's client")
 
+from aiohttp import web
 from test_serving_endpoint import SOON_S, spoken_to
 
 from runners.serving import unread
@@ -40,6 +41,15 @@ def asked(connection: socket.socket, body: dict[str, object], headers: str = "")
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\n{headers}Content-Length: {len(text)}\r\n\r\n"
     client.sendall((head + text).encode())
     return client
+
+
+def read_whole(client: socket.socket, pause_s: float = 0.0) -> bytes:
+    """What comes until the connection is closed. pause_s: before each look at it."""
+    pieces = []
+    while piece := client.recv(1 << 15):
+        pieces.append(piece)
+        time.sleep(pause_s)
+    return b"".join(pieces)
 
 
 def is_open(client: socket.socket) -> bool:
@@ -93,11 +103,31 @@ def test_an_answer_that_nobody_reads_is_not_kept(headers: str) -> None:
 def test_whoever_reads_slowly_has_the_whole_answer() -> None:
     def client(endpoint: Endpoint, connection: socket.socket) -> None:
         with asked(connection, {"max_tokens": 50, "stream": True}, "Connection: close\r\n") as slow:
-            begun, text = time.monotonic(), b""
-            while piece := slow.recv(1 << 15):
-                text += piece
-                time.sleep(0.1)
+            begun = time.monotonic()
+            text = read_whole(slow, pause_s=0.1)
             assert time.monotonic() - begun > 2 * LIMIT_S
         assert text.count(b"data: ") == 50 * NUM_PROMPTS + 1
 
     spoken_to(Bytes(), client, buffer_bytes=BUFFER_BYTES)
+
+
+def test_where_one_choice_cannot_be_written_no_other_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more choices than a batch has rows. The connection breaks at a write."""
+    indexes, write = list[int](), web.StreamResponse.write
+
+    async def breaking(response: web.StreamResponse, text: bytes) -> None:
+        indexes.append(json.loads(text.removeprefix(b"data: "))["choices"][0]["index"])
+        if len(indexes) == 100:
+            raise ConnectionResetError
+        await write(response, text)
+
+    monkeypatch.setattr(web.StreamResponse, "write", breaking)
+
+    def client(endpoint: Endpoint, connection: socket.socket) -> None:
+        with asked(connection, {"prompt": ["a"] * 200, "max_tokens": 1000, "stream": True}) as broken:
+            assert 99 <= read_whole(broken).count(b"data: ") < 300
+            wait_until(lambda: not endpoint.bridge.answers and endpoint.server.scheduler.num_reserved == 0)
+            assert endpoint.bridge.num_requests == 200
+
+    spoken_to(Bytes(), client)
+    assert max(indexes) < 64

@@ -263,12 +263,16 @@ class Endpoint:
                     role = {}
                     await send(base | {"choices": [choice]})
 
+        forwarding = [asyncio.create_task(forward(index, stream)) for index, stream in enumerate(streams)]
         try:
-            await asyncio.gather(*(forward(index, stream) for index, stream in enumerate(streams)))
+            await asyncio.gather(*forwarding)
             if completion.has_usage:
                 await send(base | {"choices": [], "usage": _usage(completion, num_new)})
         except Stopped as error:
             await send({"error": {"message": str(error), "type": "server_error"}})
+        finally:  # where a client is gone, of all its choices
+            for task in forwarding:
+                task.cancel()
         await send("[DONE]")
         await response.write_eof()
         return response
