@@ -16,10 +16,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -238,8 +238,10 @@ def test_a_stop_token_is_the_last_of_the_answer(running: Running) -> None:
         ({"prompt": "a", "extra_body": {"chat_template_kwargs": {"x": 1}}}, "'chat_template_kwargs' is not known here"),
         ({"prompt": "a", "extra_body": {"reasoning_effort": "low"}}, "reasoning_effort='low' is not served"),
         ({"prompt": "a", "stop": [""]}, "stop="),
-        ({"prompt": "a", "temperature": -1}, "temperature=-1.0 is not 0 or more"),
+        ({"prompt": "a", "temperature": -1}, "temperature=-1.0 is not from 0 to 2"),
+        ({"prompt": "a", "temperature": 2.1}, "temperature=2.1 is not from 0 to 2"),
         ({"prompt": "a", "top_p": 0}, "top_p=0.0 is not above 0"),
+        ({"prompt": "a", "top_p": 1.1}, "top_p=1.1 is not above 0 and up to 1"),
         ({"prompt": None}, "prompt is missing"),
         ({"prompt": "a", "seed": 2**64}, "is not an integer of 64 bits"),
         ({"prompt": "a", "seed": 1.5}, "seed=1.5 is not a whole number"),
@@ -255,6 +257,12 @@ def test_a_stop_token_is_the_last_of_the_answer(running: Running) -> None:
         ({"prompt": "a", "extra_body": {"ignore_eos": "no"}}, "ignore_eos='no' is neither true nor false"),
         ({"prompt": "a", "extra_body": {"stream": "yes"}}, "stream='yes' is neither true nor false"),
         ({"prompt": "a", "extra_body": {"stream_options": 3}}, "stream_options=3"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, "they need stream=true"),
+        ({"prompt": "a", "stream_options": {}}, "stream_options are of a stream: they need stream=true"),
+        (
+            {"prompt": "a", "stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation=True is not served here",
+        ),
         (
             {"prompt": "a", "stream_options": {"continuous_usage_stats": True}},
             "stream_options.'continuous_usage_stats' is not",
@@ -562,7 +570,7 @@ def test_a_conversation_is_answered_by_the_folders_template(with_tokenizer: Runn
 
 def test_the_end_of_a_text_ends_an_answer(with_tokenizer: Running) -> None:
     """Drawn often enough, the id that ends a text comes; ignore_eos goes on."""
-    parameters = {"model": with_tokenizer.folder.name, "prompt": "hello", "max_tokens": 50, "temperature": 5.0}
+    parameters = {"model": with_tokenizer.folder.name, "prompt": "hello", "max_tokens": 50, "temperature": 2.0}
     answers = [with_tokenizer.client.completions.create(**parameters, seed=seed).choices[0] for seed in range(30)]
     stopped = [choice for choice in answers if choice.finish_reason == "stop"]
     assert stopped and all(choice.token_ids[-1] == 1 and 1 not in choice.token_ids[:-1] for choice in stopped)
@@ -1027,9 +1035,40 @@ def test_a_strange_body_is_refused(body: object) -> None:
 
 def test_whole_numbers_are_numbers_and_lists_of_ids_are_prompts() -> None:
     labels = {"user": "me", "metadata": {"a": "b"}, "anything": None}
-    body = {"prompt": [[1, 2], [3]], "temperature": 10**30, "presence_penalty": 0.0, "logprobs": False}
+    body = {"prompt": [[1, 2], [3]], "temperature": 2, "presence_penalty": 0.0, "logprobs": False}
     completion = Completion.of(body | labels)
     assert completion.prompts == ((1, 2), (3,)) and isinstance(completion.sampling.temperature, float)
+
+
+SERVED = {"prompt", "messages", "model", "max_tokens", "temperature", "top_p", "seed", "stop", "stream", "stream_options"}
+OF_CHATS_ALONE = {"messages", "max_completion_tokens"}
+LABELS = {"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"}
+WISHES = {"tool_choice": "required", "function_call": {"name": "f"}, "parallel_tool_calls": "yes", "service_tier": "flex"}
+
+
+@pytest.mark.parametrize(
+    "documented", [openai.types.completion_create_params, openai.types.chat.completion_create_params], ids=["text", "chat"]
+)
+def test_every_parameter_that_openai_documents_is_served_or_refused_or_changes_no_answer(documented: ModuleType) -> None:
+    class Talking(Bytes):
+        def chat(self, messages: Sequence[dict[str, str]], variables: Mapping[str, object]) -> tuple[int, ...]:
+            return (1, 2)
+
+    is_chat = documented is openai.types.chat.completion_create_params
+    asked = {"messages": [{"role": "user", "content": "a"}]} if is_chat else {"prompt": "a"}
+    room = 100 if is_chat else None
+    usual = Completion.of(asked | {"seed": 1}, Talking(), room)
+    for key in documented.CompletionCreateParamsBase.__annotations__:
+        if key in LABELS:
+            assert Completion.of(asked | {"seed": 1, key: "a"}, Talking(), room) == usual
+        elif key not in SERVED | OF_CHATS_ALONE:
+            for wish in (WISHES.get(key, {"a": 1}), 7, "xyz"):
+                with pytest.raises(BadBody, match=f"^{key}=.* is not served here$"):
+                    Completion.of(asked | {key: wish}, Talking(), room)
+    if is_chat:
+        assert Completion.of(asked | {"max_completion_tokens": 5}, Talking(), room).max_tokens == 5
+        with pytest.raises(BadBody, match="max_tokens and max_completion_tokens are two names"):
+            Completion.of(asked | {"max_completion_tokens": 5, "max_tokens": 5}, Talking(), room)
 
 
 def test_a_signal_lets_what_has_come_be_answered(running: Running) -> None:

@@ -22,17 +22,22 @@ NOT_SERVED: dict[str, tuple[object, ...]] = {  # and the values that are no wish
     **{"guided_choice": (), "guided_grammar": (), "structured_outputs": (), "store": (False,), "verbosity": ("medium",)},
     **{"tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "parallel_tool_calls": (True, False)},
     **{"service_tier": ("auto", "default"), "length_penalty": (1,), "early_stopping": (False,), "priority": (0,)},
-    **{"return_token_ids": (True, False), "detokenize": (True,), "spaces_between_special_tokens": (True,)},
+    **{"detokenize": (True,), "spaces_between_special_tokens": (True,), "audio": (), "moderation": (), "prediction": ()},
+    **{"web_search_options": ()},
 }
-LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")  # which change no answer
+LABELS = (  # which change no answer
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+)
 SERVED = frozenset(
     (
         *("model", "max_tokens", "temperature", "top_p", "seed", "stop", "stop_token_ids", "ignore_eos", "stream"),
         *("stream_options", *LABELS, *NOT_SERVED),
     )
 )
-OF_PROMPTS, OF_CHATS = SERVED | {"prompt"}, SERVED | {"messages", "max_completion_tokens", "chat_template_kwargs"}
-STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation"))  # what is sent has a length of its own: none is padded
+OF_PROMPTS = SERVED | {"prompt", "return_token_ids"}  # its answers have them, whoever asks
+OF_CHATS = SERVED | {"messages", "max_completion_tokens", "chat_template_kwargs"}
+STREAM_OPTIONS = frozenset(("include_usage", "include_obfuscation"))
+MOST_TEMPERATURE = 2  # as OpenAI's
 MOST_STOPS, LONGEST_STOP = 16, 1000  # stop texts of a body, and letters of one: each token is compared with all
 MOST_PROMPTS = 2048  # of a body
 
@@ -96,6 +101,8 @@ class Completion:
         if len(stops) > MOST_STOPS or any(len(each) > LONGEST_STOP for each in stops):
             raise BadBody(f"stop={shown(stop)} has more than {MOST_STOPS} texts, or one of more than {LONGEST_STOP} letters")
         temperature, top_p = (float(_number(body, key, 1.0)) for key in ("temperature", "top_p"))
+        if not 0 <= temperature <= MOST_TEMPERATURE:
+            raise BadBody(f"temperature={temperature} is not from 0 to {MOST_TEMPERATURE}")
         seed = _number(body, "seed", time.time_ns())
         if seed != int(seed):
             raise BadBody(f"seed={seed} is not a whole number")
@@ -104,6 +111,8 @@ class Completion:
         prompts = _prompts(body.get("prompt"), text) if room is None else (_chat(body.get("messages"), text, variables),)
         usual = 16 if room is None else max(room - len(prompts[0]), 1)
         keys = [key for key in ("max_completion_tokens", "max_tokens") if body.get(key) is not None]
+        if len(keys) > 1:
+            raise BadBody("max_tokens and max_completion_tokens are two names of one wish: say one")
         max_tokens = body[keys[0]] if keys else usual
         if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
             raise BadBody(f"{keys[0]}={shown(max_tokens)} is not a whole number of at least 1")
@@ -113,10 +122,12 @@ class Completion:
         stop_tokens = frozenset(ids or ()) | (frozenset() if _is_set(body, "ignore_eos") else text.stop_tokens)
         options = _object(body, "stream_options")
         _check_known(options, STREAM_OPTIONS, "stream_options.")
-        has_usage = _is_set(options, "include_usage")
-        return cls(
-            prompts, max_tokens, sampling, tuple(stops), _is_set(body, "stream"), room is not None, stop_tokens, has_usage
-        )
+        is_streaming, has_usage = _is_set(body, "stream"), _is_set(options, "include_usage")
+        if body.get("stream_options") is not None and not is_streaming:
+            raise BadBody("stream_options are of a stream: they need stream=true")
+        if _is_set(options, "include_obfuscation"):
+            raise BadBody("stream_options.include_obfuscation=True is not served here: what is sent is as long as its text")
+        return cls(prompts, max_tokens, sampling, tuple(stops), is_streaming, room is not None, stop_tokens, has_usage)
 
 
 def _check_known(body: dict[str, object], known: frozenset[str], where: str = "") -> None:
