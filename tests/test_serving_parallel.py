@@ -36,13 +36,13 @@ import systems
 from models.gpt import GPT, Shape, made
 from models.gpt_part import Part, made_part
 from models.qwen3 import Qwen3, Qwen3Shape
-from results.cell import Cell, Conditions, choose
+from results.cell import Cell, Choice, Conditions, choose
 from runners.checks import BadRequest
 from runners.request.request import Request, SweepOptions
 from runners.serving.bridge import Bridge, Stopped
 from runners.serving.parted import parted
 from runners.showings.registry import showing
-from systems.base import Unsupported
+from systems.base import BadOption, Unsupported
 from systems.serving import control as control_module
 from systems.serving import parallel
 from systems.serving.batch import Batch, Row
@@ -532,7 +532,11 @@ PLACED = {"66b": (1, 4), "101b": (1, 8), "175b": (2, 4), "341b": (2, 4)}
 
 def place(model: str, pipeline: int, tensor: int, **options: float) -> int:
     """Run runner=placement in this process."""
-    system = choose("system", "orca", pipeline_parallel=pipeline, tensor_parallel=tensor)
+    return placed(model, choose("system", "orca", pipeline_parallel=pipeline, tensor_parallel=tensor), **options)
+
+
+def placed(model: str, system: Choice, **options: float) -> int:
+    """The same, of any system."""
     runner = choose("runner", "placement", **options)
     cell = Cell(choose("model", model), system, runner, Conditions(1, "cpu", "fp16"))
     return showing(runner).run(Request((cell,), cast(SweepOptions, None)))
@@ -590,6 +594,47 @@ def test_what_cannot_be_placed_is_refused_in_one_line(
 ) -> None:
     with pytest.raises(BadRequest, match=says):
         place(model, pipeline, tensor, **options)
+
+
+def test_a_placement_takes_the_slots_that_an_engine_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that there is beside weights, where they are asked for; what an iteration computes is the asker's to know."""
+    memory_bytes = int(24.5 * 2**30)
+    cell = Cell(
+        choose("model", "gpt_13b"), choose("system", "orca"), choose("runner", "serving"), Conditions(1, "cuda", "fp16")
+    )
+    (weights,) = parted(cell, Parts()).weights(1, 1)
+    most = (memory_bytes - weights) // (2 * 40 * 5120 * 2)
+    with pytest.raises(BadRequest, match=r"^gpt_13b does not fit: rank 0 of 1 .* needs 29\.3 GiB"):
+        placed("gpt_13b", choose("system", "orca"), memory_gib=24.5)
+    assert placed("gpt_13b", choose("system", "orca", slots=most), memory_gib=24.5) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{most:,} K/V slots: as many as are asked for"
+    with pytest.raises(BadRequest, match=f"^system.slots={most + 1} take .* there is room for {most} at most$"):
+        placed("gpt_13b", choose("system", "orca", slots=most + 1), memory_gib=24.5)
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory_bytes))
+    loaded = systems.load("orca", pipeline_parallel=2, slots=50000)
+    assert isinstance(loaded, ServingSystem)
+    with pytest.raises(BadOption, match=r"^system.slots=50000 take .* there is room for ") as of_engine:
+        loaded.engine(parted(cell, loaded.parts))
+    with pytest.raises(BadRequest) as of_placement:
+        placed("gpt_13b", choose("system", "orca", pipeline_parallel=2, slots=50000), memory_gib=24.5)
+    assert str(of_placement.value) == str(of_engine.value)
+
+
+@pytest.mark.parametrize(
+    ("system", "says"),
+    [
+        (choose("system", "request_level", slots=100), "^system.slots=100: .* a request holds 2048 K/V slots, and 100 are"),
+        (choose("system", "orca", slots=50, block_size=100), "^system.block_size=100 is more than the 50 K/V slots$"),
+        (choose("system", "transformers_generate"), "^transformers_generate places its model itself"),
+    ],
+)
+def test_what_a_scheduler_refuses_is_not_placed(system: Choice, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        placed("gpt_13b", system)
 
 
 def test_more_parts_than_gpus_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from results.files import read_json
 from results.record import Correctness, ServedTrace, Serving, now
 from runners.measurements.base import options_of
 from systems.base import BadOption, Unsupported
-from systems.serving.parts import REDUCTIONS, lack
+from systems.serving.parts import REDUCTIONS
 from systems.serving.simulated import SimulatedEngine, VirtualClock
 from systems.serving.stage_costs import StageCosts
 from systems.serving.system import Server, ServingSystem
@@ -109,11 +109,7 @@ class SimulatedSession(ServingSession):
     def prepare(self) -> float:
         """Raises MemoryError and BadOption where a GPU as that of the costs has not the room."""
         system = self.serving_system
-        rooms = system.rooms(self.parted, self.costs.gpu_bytes)
-        if reason := lack(system.parts, rooms):
-            raise MemoryError(reason)
-        system.check_slots(rooms)
-        num_slots = system.slots or min(room.num_slots for room in rooms)
+        num_slots = system.slots_on(system.rooms(self.parted, self.costs.gpu_bytes))
         engine = SimulatedEngine(VirtualClock(), self.costs, system.parts.pipeline)
         self._server: Server = system.server_of(engine, num_slots, self.parted.shape)
         self._check_slots()

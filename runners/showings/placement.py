@@ -41,7 +41,7 @@ class Placement(Showing):
         from runners.serving.parted import parted
         from runners.serving.session import system_of
         from systems.base import BadOption, Unsupported
-        from systems.serving.parts import lack
+        from systems.serving.simulated import LinearCost, SimulatedEngine, VirtualClock
         from systems.serving.system import ServingSystem
 
         for cell in request.cells:
@@ -49,22 +49,20 @@ class Placement(Showing):
                 system = system_of(cell)
                 if not isinstance(system, ServingSystem):
                     raise Unsupported(f"{cell.system.choice} places its model itself: system=orca has parts")
-                model = parted(cell, system.parts)
+                model, parts = parted(cell, system.parts), system.parts
+                if parts.num_ranks > self.options.gpus:
+                    raise BadOption(f"{parts} needs {parts.num_ranks} GPUs, and runner.gpus={self.options.gpus}")
                 rooms = system.rooms(model, int(self.options.memory_gib * GIB))
+                engine = SimulatedEngine(VirtualClock(), LinearCost(0.0), parts.pipeline)
+                server = system.server_of(engine, system.slots_on(rooms), model.shape)
             except (BadModel, BadOption, Unsupported) as error:
                 raise BadRequest(str(error)) from error
-            parts, shape = system.parts, model.shape
-            if parts.num_ranks > self.options.gpus:
-                raise BadRequest(f"{parts} needs {parts.num_ranks} GPUs, and runner.gpus={self.options.gpus}")
-            if reason := lack(parts, rooms):
-                raise BadRequest(f"{cell.model.choice} does not fit: {reason} (runner.memory_gib)")
-            least = min(room.num_slots for room in rooms)
-            if system.slots > least:
-                raise BadRequest(f"system.slots={system.slots} do not fit: there is room for {least}")
+            except MemoryError as error:
+                raise BadRequest(f"{cell.model.choice} does not fit: {error} (runner.memory_gib)") from error
             table = Table(title=f"{cell.model.label} under {cell.system.label}, {cell.conditions.precision}")
             for column in ("GPU", "stage", "layers", "heads", "weights GiB", "spare GiB", "K/V KiB a token", "K/V slots"):
                 table.add_column(column, justify="right", no_wrap=column == "K/V slots")
-            num_heads, num_layers = shape.heads // parts.tensor, shape.layers // parts.pipeline
+            num_heads, num_layers = model.shape.heads // parts.tensor, model.shape.layers // parts.pipeline
             for rank, room in enumerate(rooms):
                 stage, part = parts.place(rank)
                 layers = f"{stage * num_layers} to {(stage + 1) * num_layers - 1}"
@@ -73,8 +71,7 @@ class Placement(Showing):
                 table.add_row(str(rank), str(stage), layers, heads, *sizes, f"{room.num_slots:,}")
             console = Terminal()
             console.print(table)
-            console.print(
-                f"{system.slots or least:,} K/V slots: the fewest of all GPUs, since each has a part of every slot",
-                soft_wrap=True,
-            )
+            fewest = "the fewest of all GPUs, since each has a part of every slot"
+            why = "as many as are asked for" if system.slots else fewest
+            console.print(f"{server.num_slots:,} K/V slots: {why}", soft_wrap=True)
         return 0

@@ -183,10 +183,20 @@ class ServingSystem(AnyServingSystem):
         engine = LocalEngine(decoder, num_slots, block_size, attention, uses_graphs, self.max_batch_size, executor)
         return engine, num_slots
 
-    def check_slots(self, rooms: Sequence[Room]) -> None:
-        """Raises BadOption for more slots than the fullest of these GPUs has memory for."""
-        room = max(rooms, key=lambda room: room.weights)
-        self._check_slots(room.slot, room.whole - room.weights)
+    def slots_on(self, rooms: Sequence[Room]) -> int:
+        """K/V slots: those that are asked for, or all that these GPUs have room for beside what an iteration computes.
+
+        Raises:
+            MemoryError: the model does not fit.
+            BadOption: more slots than the fullest GPU has memory for.
+        """
+        if reason := lack(self.parts, [replace(room, spare=0) for room in rooms] if self.slots else rooms):
+            raise MemoryError(reason)
+        if not self.slots:
+            return min(room.num_slots for room in rooms)
+        fullest = max(rooms, key=lambda room: room.weights)
+        self._check_slots(fullest.slot, fullest.whole - fullest.weights)
+        return self.slots
 
     def _check_slots(self, each_bytes: int, free_bytes: int) -> None:
         """Raises BadOption for more slots than there is memory for. each_bytes: of one; free_bytes: beside weights."""
@@ -227,10 +237,7 @@ class ServingSystem(AnyServingSystem):
         if on_gpu:
             if (count := torch.cuda.device_count()) < self.parts.num_ranks:
                 raise Unsupported(f"{self.parts} needs {self.parts.num_ranks} GPUs, and {count} are there")
-            rooms = self.rooms(decoder, torch.cuda.get_device_properties(0).total_memory)
-            if reason := lack(self.parts, rooms):
-                raise MemoryError(reason)
-            self.check_slots(rooms)
+            self.slots_on(self.rooms(decoder, torch.cuda.get_device_properties(0).total_memory))
             torch.cuda.empty_cache()  # the first worker has the same GPU
         else:
             num_slots = num_slots or CPU_SLOTS
