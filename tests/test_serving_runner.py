@@ -173,6 +173,15 @@ def test_a_trace_that_takes_more_than_a_year_is_refused(tmp_path: Path) -> None:
         SimulationOptions(**OPTIONS | {"rates": "1e-9 5"})
 
 
+def test_more_requests_than_are_drawn_at_once_are_refused_before_one_is() -> None:
+    """Whatever the key is that makes them so many."""
+    assert ServingOptions(**OPTIONS | {"requests": 500_000, "repeats": 2, "rate": 1e9}).requests == 500_000
+    with pytest.raises(BadRequest, match=r"^runner.requests=10000000 are more than 1000000 requests$"):
+        ServingOptions(**OPTIONS | {"requests": 10_000_000, "rate": 1e9})
+    with pytest.raises(BadRequest, match=r"^runner.requests=500000 and runner.repeats=3 are more than 1000000 requests$"):
+        ServingOptions(**OPTIONS | {"requests": 500_000, "repeats": 3, "rate": 1e9})
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

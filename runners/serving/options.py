@@ -14,6 +14,7 @@ from .workload import Arrival, drawn, read, span_of
 COSTS = Path(__file__).resolve().parents[2] / "results" / "reference" / "simulation" / "serving"  # of runner=iteration_costs
 SUFFIX = ".json.gz"
 YEAR_S = 365 * 24 * 3600.0
+MOST_REQUESTS = 10**6  # of all traces: they are drawn, and their prompts too, before the first is sent
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ class ServingOptions:
         span_of("runner.new_tokens", self.new_tokens)
         positive_integer("runner.requests", self.requests)
         positive_integer("runner.repeats", self.repeats)
+        if self.requests * self.repeats > MOST_REQUESTS:
+            repeats = f" and runner.repeats={self.repeats}" * (self.repeats > 1)
+            raise BadRequest(f"runner.requests={self.requests}{repeats} are more than {MOST_REQUESTS} requests")
         at_least("runner.concurrency", self.concurrency, 0)
         not_negative("runner.slo_ms", self.slo_ms)
         at_least("runner.shared_tokens", self.shared_tokens, 0)
