@@ -140,8 +140,9 @@ def test_times_of_a_trace_may_have_a_zone(tmp_path: Path, monkeypatch: pytest.Mo
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,-1,1\n", "line 2: it has no prompt token"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,1,0\n", "line 2"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nnan,1,1\n", "line 2"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,x,1\n", "line 2"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5\n", "line 2"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,x,1\n", "line 2: '5', 'x', '1' are no time and two numbers of tokens"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5\n", "line 2: '5', '', '' are no time and two numbers of tokens"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,1\n", "line 2: 'noon', '1', '1' are no time"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: str | None, words: str) -> None:
@@ -171,6 +172,8 @@ def test_a_trace_that_takes_more_than_a_year_is_refused(tmp_path: Path) -> None:
         ServingOptions(**OPTIONS | {"trace": str(tmp_path / "b.csv"), "trace_speed": 1e-12, "requests": 2})
     with pytest.raises(BadRequest, match=r"^runner.rates=1e-9: the last of 8 requests comes after 253.* years$"):
         SimulationOptions(**OPTIONS | {"rates": "1e-9 5"})
+    with pytest.raises(BadRequest, match=r"^runner.rate=1e-300: the last of 8 requests comes after 2.54e\+293 years$"):
+        ServingOptions(**OPTIONS | {"rate": 1e-300})
 
 
 def test_more_requests_than_are_drawn_at_once_are_refused_before_one_is() -> None:

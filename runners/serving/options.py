@@ -77,7 +77,8 @@ class ServingOptions:
         """Raises BadRequest where a trace takes too long. last_s: when its last request comes."""
         if last_s > self.longest_s:
             years = last_s / YEAR_S
-            raise BadRequest(f"runner.{key}={value}: the last of {self.requests} requests comes after {years:,.1f} years")
+            number = f"{years:,.1f}" if years < 1e9 else f"{years:.3g}"
+            raise BadRequest(f"runner.{key}={value}: the last of {self.requests} requests comes after {number} years")
 
     def trace_of(self, seed: int) -> tuple[Arrival, ...]:
         """The requests of one trace. A file's are the same for every seed."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from reprlib import repr as shown
 
 from runners.checks import BadRequest
 
@@ -96,11 +97,13 @@ def read(file: Path, count: int) -> tuple[Arrival, ...]:
 
 
 def _arrival_of(file: Path, number: int, cells: Sequence[str | None]) -> Arrival:
+    texts = [str(cell or "").strip() for cell in cells]
     try:
-        due, prompt, new = (str(cell or "").strip() for cell in cells)
+        due, prompt, new = texts
         arrival = Arrival(_seconds(due), int(prompt), int(new))
     except ValueError as error:
-        raise BadRequest(f"runner.trace={file} line {number}: {error}") from error
+        read = ", ".join(map(shown, texts))
+        raise BadRequest(f"runner.trace={file} line {number}: {read} are no time and two numbers of tokens") from error
     if arrival.prompt_tokens < 1 or arrival.max_new_tokens < 1 or not math.isfinite(arrival.due_s):
         raise BadRequest(f"runner.trace={file} line {number}: it has no prompt token, no token to generate or no time")
     return arrival
