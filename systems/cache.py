@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from filelock import FileLock, Timeout
 
-from .notice import Notice
+from .notice import Caution, Notice
 
 DEFAULT_GIB = 8.0
 MANIFEST = "manifest.json"
@@ -208,7 +208,7 @@ class Cache:
             with TemporaryDirectory(dir=self.root / "partial"):
                 pass
         except OSError as error:
-            warnings.warn(f"{self.root} cannot be written, so nothing is kept: {error}", category=Notice, stacklevel=2)
+            warnings.warn(f"{self.root} cannot be written, so nothing is kept: {error}", category=Caution, stacklevel=2)
             self._scratch = TemporaryDirectory(prefix="opweave-")
             self.root = Path(self._scratch.name)
             return self._prepared_root_of(self.root)

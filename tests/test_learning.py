@@ -1,9 +1,14 @@
 """Learning apart from preparing: what one process measures, another reads."""
 
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from torch import Tensor, nn
 
 import systems
@@ -35,6 +40,21 @@ def test_what_was_learned_is_not_measured_again(choice: str, options: dict) -> N
     assert notice.startswith("learned in place: the cache lacked ")
     systems.load(choice, **options).learn(module, (x,))
     assert prepared_notices(choice, module, x, **options) == []
+
+
+@pytest.mark.parametrize(("cache", "told"), [("", 0), ("/proc/opweave", 1)])
+def test_python_is_told_only_what_one_can_act_on(tmp_path: Path, cache: str, told: int) -> None:
+    """A process of its own, whose filters nobody has changed."""
+    program = (
+        "import opweave, torch; module, x = torch.nn.Conv2d(4, 4, 1), torch.randn(1, 4, 8, 8)\n"
+        "opweave.load('nimble', select_kernels=True).prepare(module, (x,)).close()"
+    )
+    variables = os.environ | {"OPWEAVE_CACHE": cache or str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=variables, capture_output=True, text=True, check=True
+    )
+    lines = [line for line in done.stderr.splitlines() if "Notice" in line or "Caution" in line]
+    assert len(lines) == told and all("cannot be written, so this is measured anew each time" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from systems.base import BadOption, Compilation, Prepared, System, Unsupported
 from systems.cache import Cache
 from systems.compilers.compiled import Compiled, StaticBuffers, bytes_outside_torch, empty_outputs
 from systems.compilers.exported import Exported
-from systems.notice import Notice
+from systems.notice import Caution
 
 from .export import MODEL, OnnxNotes, onnx_file, unavailable
 from .session import BoundSession
@@ -201,7 +201,7 @@ class PreparedSession(Compiled):
 def _operators_by_provider(session: Any, device: torch.device) -> dict[str, int] | None:
     """How many operators each provider runs, before it fuses any; None if this ONNX Runtime is too old to say.
 
-    On CUDA a Notice names the operators that the CPU runs.
+    On CUDA a Caution names the operators that the CPU runs.
     """
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
@@ -212,7 +212,7 @@ def _operators_by_provider(session: Any, device: torch.device) -> dict[str, int]
     if device.type == "cuda" and CPU in types:
         which = ", ".join(f"{count} {operator}" for operator, count in types[CPU].most_common())
         message = f"ONNX Runtime has put {operators[CPU]} of {sum(operators.values())} operators on the CPU: {which}"
-        warnings.warn(message, category=Notice, stacklevel=3)
+        warnings.warn(message, category=Caution, stacklevel=3)
     return operators
 
 

@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from systems.cache import JSON, default_folder
-from systems.notice import Notice
+from systems.notice import Caution
 
 WRITE_SECONDS = 5.0  # between two writings of what is set one by one
 
@@ -23,7 +23,7 @@ class Measurements:
     """Measured costs by name, in one JSON file for each kind, device, library version and setting of the arithmetic.
 
     The file lies in the folder that the environment variable OPWEAVE_CACHE names, else in ~/.cache/opweave. A file that
-    cannot be read is made anew. One that cannot be written gives a Notice, and its costs are measured again next time.
+    cannot be read is made anew. One that cannot be written gives a Caution, and its costs are measured again next time.
 
     Args:
         kind: What the costs are of: "times", "opara".
@@ -103,7 +103,7 @@ class Measurements:
             self.unwritten = {}
         except OSError as error:
             warnings.warn(
-                f"{self.file} cannot be written, so this is measured anew each time: {error}", category=Notice, stacklevel=2
+                f"{self.file} cannot be written, so this is measured anew each time: {error}", category=Caution, stacklevel=2
             )
         self.written_s = perf_counter()
 

@@ -20,7 +20,7 @@ from systems.base import BadOption, Compilation, Prepared, System, Unsupported
 from systems.cache import JSON, Artefact, Cache, code_of
 from systems.compilers.compiled import Captured, Compiled, bytes_outside_torch, empty_outputs
 from systems.compilers.exported import Exported
-from systems.notice import Notice
+from systems.notice import Caution, Notice
 from systems.onnx.export import MODEL, OnnxNotes, onnx_file
 from systems.onnx.export import unavailable as onnx_unavailable
 
@@ -88,7 +88,7 @@ class TensorRT(System):
             pass
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
-        warnings.warn(CAUTION, category=Notice, stacklevel=2)
+        warnings.warn(CAUTION, category=Caution, stacklevel=2)
         module, exported = self._exported(module, inputs)
         bytes_before = bytes_outside_torch(exported.device)
         with self._engine(module, exported) as artefact:
