@@ -93,6 +93,8 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("gpus=[0,0]", "gpus"),
     ("gpus=0,0", "gpus=[0, 0] "),
     ("-m gpus=0,0", "gpus=[0, 0] "),
+    ("gpus=0,1", "gpus=[0, 1] names GPUs, and device=cpu takes none: leave it out"),
+    ("device=auto gpus=1", "gpus=[1] names GPUs, and device=cpu takes none"),
     ("max_load=1.5", "max_load=1.5 is not a share from 0 to 1"),
     ("force=maybe", "true nor false"),
     ("results=null", "not a path"),

@@ -11,6 +11,8 @@ from results.cell import Cell
 from runners.checks import BadRequest
 from runners.machine.device import cuda_device_count
 
+FIRST_GPU = (0,)  # where nobody names any
+
 
 @dataclass(frozen=True)
 class SweepOptions:
@@ -80,6 +82,9 @@ class Request:
             for cell in self.cells
         ]
         gpus = tuple(range(max(1, count))) if self.options.gpus is None else self.options.gpus
-        if any(cell.device == "cuda" for cell in cells) and max(gpus) >= count:
+        if all(cell.device == "cpu" for cell in cells):
+            if self.options.gpus not in (None, FIRST_GPU):
+                raise BadRequest(f"gpus={list(gpus)} names GPUs, and device=cpu takes none: leave it out")
+        elif max(gpus) >= count:
             raise BadRequest(f"gpus={list(gpus)}, but GPUs are numbered 0 to {count - 1} here")
         return Request(tuple(dict.fromkeys(cells)), replace(self.options, gpus=gpus))
