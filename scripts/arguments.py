@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from results.pack import is_pack, sweep_of
+from results.store import why_no_records
 
 
 def path_argument(text: str) -> Path:
@@ -41,6 +42,11 @@ class Parser(argparse.ArgumentParser):
         """End the program over a file that cannot be read, or that holds something else."""
         is_no_json = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
         self.error(f"{file}: {'no JSON: ' * is_no_json}{(isinstance(error, OSError) and error.strerror) or error}")
+
+    def check_results(self, place: Path) -> None:
+        """End the program over what can hold no records."""
+        if (reason := why_no_records(place)) is not None:
+            self.error(reason)
 
     def check_folder(self, folder: Path) -> None:
         """End the program unless `folder` can be written in or made, before anything has been run or written."""

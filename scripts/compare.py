@@ -31,7 +31,7 @@ from rich.table import Table
 
 from results.record import Record
 from results.regression import IMPROVEMENT, METRICS, REGRESSION, SAME, UNCERTAIN, Change, changes, only_in, untold
-from results.store import Contents, Store, why_no_records
+from results.store import Contents, Store
 from results.terminal import Terminal
 from scripts.arguments import Parser, path_argument
 
@@ -42,8 +42,7 @@ NO_TERMINAL = 160  # columns where nobody's terminal sets a width
 
 def read(folder: Path, parser: Parser) -> Contents:
     """What the folder holds, with a line for each file that is no record; a folder without records ends the program."""
-    if (reason := why_no_records(folder)) is not None:
-        parser.error(reason)
+    parser.check_results(folder)
     contents = Store(folder).read()
     for line in contents.skipped:
         print(line, file=sys.stderr)

@@ -106,10 +106,9 @@ def main() -> None:
     arguments = parser.parse_args()
     source: Path = arguments.source
     target: Path = arguments.target
-    if source.is_dir() == is_pack(source) or source.is_dir() != is_pack(target):
+    parser.check_results(source)
+    if source.is_dir() != is_pack(target):
         parser.error(f"{source} and {target}: one is a folder, and the other a file *{SUFFIX}")
-    if not source.exists():
-        parser.error(f"{source} is not there")
     (parser.check_file if source.is_dir() else parser.check_folder)(target)
     try:
         (pack if source.is_dir() else unpack)(source, target, parser)

@@ -366,6 +366,8 @@ def main() -> None:
     parser.add_argument("--verdicts", type=path_argument, metavar="VERDICTS.json", help=f"{VERDICTS} if it is there")
     parser.add_argument("--title", default="Opweave: what was measured")
     arguments = parser.parse_args()
+    for results in arguments.results:
+        parser.check_results(results)
     output: Path = arguments.output or folder_of(arguments.results[0]) / "report.html"
     for written in filter(None, (output, arguments.markdown)):
         parser.check_file(written)

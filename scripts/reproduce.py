@@ -48,7 +48,6 @@ from rich.table import Table
 
 from results.finding import NOT_RUN, NOT_SHOWN, Finding
 from results.published.values import NoSuchValue
-from results.store import why_no_records
 from results.terminal import Terminal
 from results.verdict import Verdict, read_verdicts, write_verdicts
 from scripts.arguments import Parser, path_argument
@@ -213,8 +212,8 @@ def request(parser: Parser) -> Request:
     except argparse.ArgumentTypeError as error:
         parser.error(f"results={values['results']}: {error}")
     parser.check_folder(arguments.output)
-    if arguments.judge and "results" in values and (reason := why_no_records(results)) is not None:
-        parser.error(reason)
+    if arguments.judge and "results" in values:
+        parser.check_results(results)
     is_bare = arguments.words == [ALL] and not arguments.judge
     is_recorded = arguments.recorded or (is_bare and not gpu_here())
     if arguments.recorded and (pairs or arguments.judge):

@@ -81,13 +81,14 @@ def main() -> None:
     parser.add_argument("--output", type=path_argument, metavar="FOLDER")
     arguments = parser.parse_args()
     try:
-        records = read(arguments.results)
-    except NoResults:
-        records = []
-    records = [record for record in records if record.cell.runner.name == "bench"]
+        records = [record for record in read(arguments.results) if record.cell.runner.name == "bench"]
+    except NoResults as error:
+        parser.error(str(error))
     if not records:
         folders = ", ".join(map(str, arguments.results))
-        parser.error(f"{folders}: no records: python run.py experiment=reference/today results=FOLDER measures them")
+        parser.error(
+            f"{folders}: no record of runner=bench: python run.py experiment=reference/today results=FOLDER measures them"
+        )
     settings = {Setting.of(record) for record in records}
     if len({(s.place, s.torch, s.layout, s.algorithms) for s in settings}) > 1:
         parser.error(f"records of {counted(len(settings), 'setting')}: {', '.join(sorted(s.label for s in settings))}")

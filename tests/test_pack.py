@@ -121,6 +121,8 @@ def test_unpacking_writes_nothing_where_a_line_is_damaged_or_files_lie(tmp_path:
     assert done.returncode == 2 and "is not empty" in done.stderr
     done = run(tmp_path / "none.jsonl.gz", tmp_path / "out")
     assert done.returncode == 2 and "none.jsonl.gz is not there" in done.stderr
+    done = run(tmp_path / "none", file)
+    assert done.returncode == 2 and "none is not there: results are in a folder" in done.stderr
 
 
 def test_a_sweep_finds_its_cell_in_a_pack_of_its_folder_and_a_file_before_it(tmp_path: Path) -> None:

@@ -312,6 +312,9 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     ("arguments", "message"),
     [
         (["--results", "nowhere"], "nowhere is not there"),
+        (["--results", OVERVIEW, "README.md"], "README.md is a file: results are in a folder"),
+        (["--results", "README.md", OVERVIEW], "README.md is a file: results are in a folder"),
+        (["--results", "README.md/deeper"], "README.md/deeper is not there: results are in a folder"),
         (["--results", OVERVIEW, "--schedules", "nowhere.json"], "nowhere.json"),
         (["--results", OVERVIEW, "--verdicts", "nowhere.json"], "nowhere.json"),
         (["--results", OVERVIEW, "--timelines", "nowhere.json"], "nowhere.json: No such file"),

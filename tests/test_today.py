@@ -89,9 +89,20 @@ def test_the_script_writes_the_page_and_a_chart_a_batch(script: Run, tmp_path: P
         refused = script("today", "--results", str(ZOO), "--output", place)
         assert refused.returncode == 2 and f"{file} cannot be written: " in refused.stderr and not refused.stdout
         assert len(refused.stderr.splitlines()) == 1
-    nothing = script("today", "--results", str(tmp_path))
-    assert nothing.returncode == 2 and "experiment=reference/today" in nothing.stderr
-    assert len(nothing.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("results", "reason"),
+    [
+        ("nowhere", "nowhere is not there: results are in a folder"),
+        ("README.md", "README.md is a file: results are in a folder"),
+        ("scripts", "no record in scripts"),
+        (str(ZOO.with_name("windtunnel.jsonl.gz")), "no record of runner=bench: python run.py experiment=reference/today"),
+    ],
+)
+def test_results_that_hold_nothing_are_told_in_a_line(script: Run, results: str, reason: str) -> None:
+    done = script("today", "--results", results)
+    assert done.returncode == 2 and reason in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_the_preset_has_every_network_of_today() -> None:
