@@ -283,6 +283,7 @@ def main() -> None:
         if name not in CHARTS and name not in quantities:
             parser.error(f"no record holds a quantity {name}: {nearest(name, quantities)}")
     folder: Path = arguments.output or folder_of(arguments.results[0]) / "charts"
+    parser.check_folder(folder)
     missing = False
     for setting, measured in settings.items():
         place = f"-{setting.slug}" if len(settings) > 1 else ""

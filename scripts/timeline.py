@@ -150,11 +150,15 @@ def main() -> None:
         parser.error(f"--window {window[0]:g} {window[1]:g} is no span of time")
     if window and not any(shown_of(timeline, *window) for timeline in timelines):
         parser.error(f"--window {window[0]:g} {window[1]:g}: there is nothing to draw in it")
+    pictures = arguments.output or [picture_of(arguments.traces[0], suffix) for suffix in (".png", ".svg")]
+    for picture in pictures:
+        parser.check_file(picture)
     figure = draw(timelines, window)
-    for picture in arguments.output or [picture_of(arguments.traces[0], suffix) for suffix in (".png", ".svg")]:
+    for picture in pictures:
         # A fixed date makes an SVG of the same trace the same file.
         options: dict[str, Any] = {"metadata": {"Date": None}} if picture.suffix == ".svg" else {"dpi": 150}
         try:
+            picture.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(picture, **options)
         except (OSError, ValueError) as error:
             parser.unreadable(picture, error)

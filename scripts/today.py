@@ -89,6 +89,8 @@ def main() -> None:
         parser.error(
             f"{folders}: no record of runner=bench: python run.py experiment=reference/today results=FOLDER measures them"
         )
+    if arguments.output is not None:
+        parser.check_folder(arguments.output)
     settings = {Setting.of(record) for record in records}
     if len({(s.place, s.torch, s.layout, s.algorithms) for s in settings}) > 1:
         parser.error(f"records of {counted(len(settings), 'setting')}: {', '.join(sorted(s.label for s in settings))}")
@@ -99,7 +101,6 @@ def main() -> None:
     except NoResults as error:
         parser.error(str(error))
     if arguments.output is not None:
-        parser.check_folder(arguments.output)
         try:
             write(arguments.output, text, figures)
         except OSError as error:

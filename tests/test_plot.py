@@ -540,7 +540,10 @@ def test_the_command_draws_png_and_svg(tmp_path: Path) -> None:
         (["--results", str(REFERENCE / "overview.jsonl.gz"), "--models", "nasnot"], "no record of the model nasnot"),
         (["--results", str(REFERENCE / "overview.jsonl.gz"), "-p", "nimble/figure70"], "did you mean figure7?"),
         (["--results", str(REFERENCE / "overview.jsonl.gz"), "--formats", "gif"], "--formats gif is none of"),
-        (["memory", "--results", str(REFERENCE / "overview.jsonl.gz"), "--output", "README.md"], "cannot be written"),
+        (
+            ["memory", "--results", str(REFERENCE / "overview.jsonl.gz"), "--output", "README.md"],
+            "README.md is not a folder",
+        ),
     ],
 )
 def test_a_bad_request_is_a_line(

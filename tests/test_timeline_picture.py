@@ -172,12 +172,14 @@ def test_bars_without_a_duration_are_drawn() -> None:
         picture.plt.close(figure)
 
 
-def test_pictures_are_written_from_the_command_line(tmp_path: Path) -> None:
+def test_pictures_are_written_from_the_command_line(script: Run, tmp_path: Path) -> None:
     for number, part in enumerate(EXAMPLE):
         (tmp_path / f"{number}.json").write_text(json.dumps(to_trace([part])))
     command = [sys.executable, str(ROOT / "scripts" / "timeline.py"), "0.json", "1.json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.split() == ["0.png", "0.svg"], done.stderr
+    done = script("timeline", "0.json", "--output", "new/deep/0.svg", cwd=tmp_path)
+    assert done.returncode == 0 and (tmp_path / "new" / "deep" / "0.svg").is_file(), done.stderr
     with Image.open(tmp_path / "0.png") as image:
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20)}
     for kind in KINDS:
@@ -196,7 +198,7 @@ def test_pictures_are_written_from_the_command_line(tmp_path: Path) -> None:
         (["good.json", "--window", "3", "2"], "no span of time"),
         (["good.json", "--window", "0", "inf"], "no span of time"),
         (["good.json", "--output", "picture.what"], "what"),
-        (["good.json", "--output", "nowhere/picture.png"], "No such file"),
+        (["good.json", "--output", "good.json/deeper/picture.png"], "good.json is not a folder"),
     ],
 )
 def test_what_cannot_be_drawn_is_told(
@@ -220,7 +222,7 @@ def test_what_cannot_be_drawn_is_told(
         (["nowhere.json"], "nowhere.json: No such file", False),
         ([str(ROOT / "README.md")], "README.md: no JSON: Expecting value", False),
         (["trace.json", "--window", "9", "10"], "nothing to draw in it", False),
-        (["trace.json", "--output", "trace.json/x.png"], "trace.json/x.png: Not a directory", False),
+        (["trace.json", "--output", "trace.json/x.png"], "trace.json is not a folder", False),
     ],
 )
 def test_a_wrong_request_is_one_line(

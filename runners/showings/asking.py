@@ -68,14 +68,11 @@ def _told(what: str) -> Iterator[Callable[[str], object]]:
 
 
 def check_output(output: Path | None) -> None:
-    """Raise BadRequest unless the file can be written."""
+    """Raise BadRequest unless the file can be written, in a folder that is there or could be made."""
     if output is None:
         return
-    existing = existing_part("output", output)
-    if existing == output and not output.is_file():
+    if existing_part("output", output) == output and not output.is_file():
         raise BadRequest(f"output={output} is {'a folder' if output.is_dir() else 'a device'}, not a file")
-    if existing not in (output, output.parent):
-        raise BadRequest(f"output={output} is in a folder that is not there")
     check_writable(output.parent, "output")
 
 
@@ -100,7 +97,7 @@ def write_answer(request: Request, line: Callable[[Document], str]) -> int:
 
 
 def write(output: Path | None, document: object) -> bool:
-    """Write to the file, compressed where its name ends with .gz, or to standard output for None.
+    """Write to the file, whose folder is made, or to standard output for None; .gz at its name's end compresses it.
 
     Returns whether it was to the file. Raises BadRequest.
     """
@@ -109,6 +106,7 @@ def write(output: Path | None, document: object) -> bool:
         print()
         return False
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         if output.suffix == ".gz":
             output.write_bytes(gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0))
         else:

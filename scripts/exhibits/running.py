@@ -155,11 +155,13 @@ class Run:
             _run_py(["-m", *_words(_without_a_record(self.timeline, "timeline")), f"output={quoted(self._trace)}"])
 
     def _schedule(self, cell: Parameters) -> None:
-        folder = self.folder / self._subfolder(cell)
-        file = folder / f"{cell['model']}@{system_of(cell)}@b{cell.get('batch', '1')}.schedule.json"
+        file = (
+            self.folder
+            / self._subfolder(cell)
+            / f"{cell['model']}@{system_of(cell)}@b{cell.get('batch', '1')}.schedule.json"
+        )
         if file.exists() and not self.force:
             return
-        folder.mkdir(exist_ok=True)
         words = _words(_without_a_record(cell, "schedule"))
         with tempfile.TemporaryDirectory() as nothing:
             known = {"OPWEAVE_CACHE": nothing} if self.preset.cold else {}
