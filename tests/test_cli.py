@@ -362,8 +362,20 @@ def test_a_schedule_is_written_whole_and_only_where_there_is_one(run: Run, run_h
     printed = run_here(*arguments, "system=nimble")
     assert json.loads(printed.stdout) | {"search": 0} == schedule | {"search": 0}
     none = run_here(*arguments, "system=eager", "output=none.json")
-    assert none.returncode == 0 and "no schedule" in none.stderr and not (folder / "none.json").exists()
+    reason = "opweave: eager on custom: unsupported: eager has no schedule of operators\n"
+    assert none.returncode == 2 and none.stderr == reason and not (folder / "none.json").exists()
+    shown = run_here(*arguments, "system=eager")
+    assert shown.returncode == 0 and shown.stderr == reason and shown.stdout == ""
     assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize("runner", ["simulate", "timeline"])
+def test_a_file_that_nothing_can_be_written_to_is_told_by_the_status(run_here: Run, folder: Path, runner: str) -> None:
+    """Of systems that cannot show it: here a GPU is needed, or a schedule."""
+    arguments = [f"runner={runner}", "model=custom", "model.factory=tiny:make", "device=cpu"]
+    done = run_here("-m", *arguments, "system=cuda_graph,vllm", "output=new/none.json")
+    assert done.returncode == 2 and done.stderr.count(": unsupported: ") == 2 and not (folder / "new").exists(), done.stderr
+    assert run_here(*arguments, "system=cuda_graph").returncode == 0
 
 
 def test_a_schedule_file_reads_back_and_passes_the_proof(run_here: Run, folder: Path) -> None:

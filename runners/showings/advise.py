@@ -17,7 +17,7 @@ from runners.cell.messages import Failed
 from runners.checks import one_of
 from runners.request.request import Request
 
-from .asking import ask, check_output, write
+from .asking import ask, check_output, exit_status, write
 from .base import Showing
 
 if TYPE_CHECKING:
@@ -58,18 +58,18 @@ class Advise(Showing):
         output = request.options.output
         check_output(output)
         documents = []
-        has_failed = False
+        failures = []
         for cell in {cell.group: cell for cell in request.cells}.values():  # whatever the system
             answer = ask(cell, request.options)
             if isinstance(answer, Failed):
                 print(f"opweave: {cell.model.label} b{cell.batch}: {answer.status}: {answer.reason}", file=sys.stderr)
-                has_failed |= answer.status != "unsupported"
+                failures.append(answer)
             else:
                 print("\n".join(part_from_json(answer.document, Advice).lines), flush=True)
                 documents.append(answer.document)
         if documents and output is not None:
             write(output, documents)
-        return 1 if has_failed else 0
+        return exit_status(failures, output is not None and not documents)
 
     def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:
         """The advice as data. Raises Unsupported, BadOption, BadModel, and what the model itself raises."""

@@ -5,7 +5,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
 from runners.sweep.progress import SILENCE
 
+BAD_REQUEST = 2
 Document = Mapping[str, Any]  # as JSON has it
 
 
@@ -67,6 +68,19 @@ def _told(what: str) -> Iterator[Callable[[str], object]]:
         teller.join()
 
 
+def tell(failed: Failed, cell: Cell) -> None:
+    """Print why a cell has nothing to show."""
+    what = f"{cell.system.choice} on {cell.model.choice}"
+    print(f"opweave: {what}: {failed.status}: {failed.reason}", file=sys.stderr)
+
+
+def exit_status(failures: Sequence[Failed], is_without_file: bool) -> int:
+    """1 where a cell failed; else 2 where a file was asked for and no cell had anything to write to it."""
+    if any(failed.status != "unsupported" for failed in failures):
+        return 1
+    return BAD_REQUEST if is_without_file else 0
+
+
 def check_output(output: Path | None) -> None:
     """Raise BadRequest unless the file can be written, in a folder that is there or could be made."""
     if output is None:
@@ -88,8 +102,8 @@ def write_answer(request: Request, line: Callable[[Document], str]) -> int:
     check_output(output)
     answer = ask(request.cells[0], request.options)
     if isinstance(answer, Failed):
-        print(f"opweave: {answer.status}: {answer.reason}", file=sys.stderr)
-        return 0 if answer.status == "unsupported" else 1
+        tell(answer, request.cells[0])
+        return exit_status([answer], output is not None)
     assert isinstance(answer.document, dict)
     if write(output, answer.document):
         print(f"{output}: {line(answer.document)}")

@@ -6,7 +6,6 @@ tokens are back from as many processes, each with a few layers, than from one. r
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from copy import copy
 from math import prod
@@ -19,7 +18,7 @@ from runners.machine.device import visible
 from runners.machine.manifest import code_state
 from runners.request.request import Request
 
-from .asking import ask, check_output, write
+from .asking import ask, check_output, exit_status, tell, write
 from .base import Showing
 
 if TYPE_CHECKING:  # they load PyTorch
@@ -48,8 +47,8 @@ class IterationCosts(Showing):
         gpus = ",".join(visible(gpu) for gpu in (request.options.gpus or (0,))[:num_ranks])
         answer = ask(cell, request.options, gpus=gpus)
         if isinstance(answer, Failed):
-            print(f"opweave: {answer.status}: {answer.reason}", file=sys.stderr)
-            return 0 if answer.status == "unsupported" else 1
+            tell(answer, cell)
+            return exit_status([answer], output is not None)
         if write(output, answer.document):
             print(f"{output}: iteration costs of a part of {cell.model.label}")
         return 0

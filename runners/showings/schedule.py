@@ -1,6 +1,5 @@
 """runner=schedule: what a scheduler decides for a model, written to a file without executing the model."""
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -16,7 +15,7 @@ from runners.cell.messages import Failed
 from runners.checks import BadRequest
 from runners.request.request import Request
 
-from .asking import ask, check_output, write
+from .asking import ask, check_output, exit_status, tell, write
 from .base import Showing
 
 DASH = "–"
@@ -36,15 +35,12 @@ class Schedule(Showing):
         return max(self._run(cell, request) for cell in request.cells)
 
     def _run(self, cell: Cell, request: Request) -> int:
-        answer = ask(cell, request.options)
+        answer, output = ask(cell, request.options), request.options.output
         if isinstance(answer, Failed):
-            is_unsupported = answer.status == "unsupported"
-            what = f"{cell.system.choice} on {cell.model.choice}" if is_unsupported else answer.status
-            print(f"opweave: {what}: {answer.reason}", file=sys.stderr)
-            return 0 if is_unsupported else 1
+            tell(answer, cell)
+            return exit_status([answer], output is not None)
         document = answer.document
         assert isinstance(document, dict)
-        output = request.options.output
         if not write(output, document):
             return 0
         numbers = {"operator": len(document["operators"]), "stream": document["streams"], "wait": len(document["waits"])}
@@ -73,13 +69,13 @@ class Schedule(Showing):
         from systems.scheduling.scheduler import Scheduler
         from systems.weave.system import Weave
 
+        system = systems.load(cell.system.name, **cell.system.options)
+        if not isinstance(system, Scheduler):
+            raise Unsupported(f"{system.name} has no schedule of operators")
         report("loading the model")
         set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)  # some schedulers measure
         model = shape_of(cell.model, cell.conditions)
         report("scheduling")
-        system = systems.load(cell.system.name, **cell.system.options)
-        if not isinstance(system, Scheduler):
-            raise Unsupported(f"{system.name} has no schedule of operators")
         system.report = report
         if isinstance(system, Weave):
             system.is_learning = True  # as in a process that learns: nothing is timed here once it has profiled

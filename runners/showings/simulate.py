@@ -1,6 +1,5 @@
 """runner=simulate: how long a schedule would take on a GPU that need not be here, and when each operator would run."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from runners.checks import BadRequest, is_positive, not_negative, one_of
 from runners.machine.installation import ROOT
 from runners.request.request import Request
 
-from .asking import ask, check_output, write
+from .asking import ask, check_output, exit_status, tell, write
 from .base import Showing
 
 if TYPE_CHECKING:
@@ -125,13 +124,12 @@ class Simulate(Showing):
         check_output(output)
         measured = self._measured()
         timelines: list[CellTimeline] = []
-        has_failed = False
+        failures: list[Failed] = []
         for cell in request.cells:
             answer = ask(cell, request.options)
             if isinstance(answer, Failed):
-                what = f"{cell.system.choice} on {cell.model.choice}"
-                print(f"opweave: {what}: {answer.status}: {answer.reason}", file=sys.stderr)
-                has_failed |= answer.status != "unsupported"
+                tell(answer, cell)
+                failures.append(answer)
             else:
                 prediction = part_from_json(answer.document, Simulated)
                 print(prediction.line)
@@ -140,7 +138,7 @@ class Simulate(Showing):
                 timelines.append(prediction.timeline)
         if timelines and output is not None:
             write(output, to_trace(timelines))
-        return 1 if has_failed else 0
+        return exit_status(failures, output is not None and not timelines)
 
     def _measured(self) -> list[CellTimeline]:
         """The measured timelines. Raises BadRequest where the file has none."""
@@ -175,16 +173,16 @@ class Simulate(Showing):
 
         # Profiles are of one arithmetic, and some schedulers measure.
         set_arithmetic(cell.conditions.precision, cell.conditions.algorithms)
-        stored = StoredOperators(read_sets(self._files(cell)))
-        report("loading the model")
-        model = shape_of(cell.model, cell.conditions)
-        report("scheduling")
         options = dict(cell.system.options)
         if cell.device == "cpu" and "gpu" in options and options["costs"] == "measured":  # a CPU's say nothing of a GPU
             options |= {"costs": "simulated", "gpu": self.options.gpu, "profile": self.options.profile}
         system = systems.load(cell.system.name, **options)
         if not isinstance(system, Scheduler):
             raise Unsupported(f"{system.name} has no schedule of operators")
+        stored = StoredOperators(read_sets(self._files(cell)))
+        report("loading the model")
+        model = shape_of(cell.model, cell.conditions)
+        report("scheduling")
         system.report = report
         with torch.no_grad(), refused_by_the_system(lambda: model.module(*model.inputs)):
             program, schedule = system.lowered(model.module, model.inputs)

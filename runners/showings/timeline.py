@@ -1,6 +1,5 @@
 """runner=timeline: when each operator of one call ran, and on which stream, as one trace of all cells."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,7 +12,7 @@ from runners.cell.messages import Failed
 from runners.checks import one_of
 from runners.request.request import Request
 
-from .asking import ask, check_output, write
+from .asking import ask, check_output, exit_status, tell, write
 from .base import Showing
 
 METHODS = ("measured", "table")
@@ -40,15 +39,12 @@ class Timeline(Showing):
     def run(self, request: Request) -> int:
         output = request.options.output
         check_output(output)
-        timelines, has_failed = [], False
+        timelines, failures = [], []
         for cell in request.cells:
             answer = ask(cell, request.options)
             if isinstance(answer, Failed):
-                print(
-                    f"opweave: {cell.system.choice} on {cell.model.choice}: {answer.status}: {answer.reason}",
-                    file=sys.stderr,
-                )
-                has_failed |= answer.status != "unsupported"
+                tell(answer, cell)
+                failures.append(answer)
             else:
                 timelines.append(CellTimeline.from_json(answer.document))
         if timelines and write(output, to_trace(timelines)):
@@ -58,7 +54,7 @@ class Timeline(Showing):
                 bounds = timeline.limits.bounds if timeline.limits else {}
                 limits = "".join(f", {name} {ms:.3f} ms" for name, ms in bounds.items())
                 print(f"{output}: {timeline.title}: {operators} on {streams} in {end_ms:.3f} ms{limits}")
-        return 1 if has_failed else 0
+        return exit_status(failures, output is not None and not timelines)
 
     def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:
         """The timeline as data; Failed where the system's output is not eager's. Raises as runners.cell.timeline does."""
