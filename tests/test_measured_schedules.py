@@ -17,9 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import systems
+from results.cell import Cell, Conditions, choose
 from runners.cell.measured_schedules import PreparedSchedules
 from runners.machine.installation import ROOT
 from runners.machine.manifest import state
+from runners.showings.asking import write
+from runners.showings.profile import Profile
 from systems.ios.merges import merge_candidates, merged_operators
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
@@ -180,11 +183,12 @@ def test_a_file_of_another_kind_is_none(tmp_path: Path) -> None:
         MeasuredSet.read(file)
 
 
-def test_the_runner_writes_a_set(run: Run, folder: Path) -> None:
-    arguments = ["runner=profile", "model=custom", "model.factory=tiny:make", "device=cpu", "system=nimble"]
-    done = run(*arguments, "runner.schedules=greedy nimble", "runner.random_schedules=2", "output=tiny.json.gz")
-    assert done.returncode == 0, done.stderr
-    assert [s.name for s in MeasuredSet.read(folder / "tiny.json.gz").schedules] == ["nimble", "greedy", "random", "random"]
+def test_the_runner_shows_a_set(tmp_path: Path) -> None:
+    """As a cell's process does, here on a CPU."""
+    runner = choose("runner", "profile", schedules="greedy nimble", random_schedules=2)
+    cell = Cell(choose("model", "ios_sample"), choose("system", "nimble"), runner, Conditions(1, "cpu"))
+    write(tmp_path / "x.json.gz", Profile(runner).show(cell, "0", lambda phase: None))
+    assert [s.name for s in MeasuredSet.read(tmp_path / "x.json.gz").schedules] == ["nimble", "greedy", "random", "random"]
 
 
 @pytest.mark.parametrize(
@@ -193,16 +197,13 @@ def test_the_runner_writes_a_set(run: Run, folder: Path) -> None:
         (["runner=profile", "runner.schedules=nimbel"], "did you mean nimble"),
         (["runner=profile", "runner.random_schedules=-1"], "not an integer of at least 0"),
         (["-m", "runner=profile", "batch=1,2"], "writes one file"),
+        (["runner=profile", "output=x.json"], "runner=profile measures the kernels of a GPU: device=cpu has none"),
+        (["runner=calibrate"], "runner=calibrate measures the kernels of a GPU: device=cpu has none"),
     ],
 )
 def test_a_wrong_request_is_one_line(run_here: Run, arguments: list[str], words: str) -> None:
     done = run_here(*arguments, "device=cpu")
     assert done.returncode == 2 and words in done.stderr and len(without_progress(done.stderr)) == 1
-
-
-def test_a_cpu_is_not_calibrated(run_here: Run) -> None:
-    done = run_here("runner=calibrate", "device=cpu")
-    assert done.returncode == 0 and "a GPU is calibrated" in done.stderr
 
 
 @pytest.mark.gpu

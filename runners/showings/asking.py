@@ -91,18 +91,20 @@ def check_output(output: Path | None) -> None:
 
 
 def write_answer(request: Request, line: Callable[[Document], str]) -> int:
-    """Write what the first cell's runner shows, and print a line about the file; returns the exit status.
+    """Write what the first cell's runner shows of a GPU, and print a line about the file; returns the exit status.
 
     Args:
         line: Of what was written.
 
-    Raises BadRequest as `ask` and `write` do.
+    Raises BadRequest for a cell on a CPU, and as `ask` and `write` do.
     """
-    output = request.options.output
+    output, cell = request.options.output, request.cells[0]
+    if cell.device != "cuda":
+        raise BadRequest(f"runner={cell.runner.name} measures the kernels of a GPU: device={cell.device} has none")
     check_output(output)
-    answer = ask(request.cells[0], request.options)
+    answer = ask(cell, request.options)
     if isinstance(answer, Failed):
-        tell(answer, request.cells[0])
+        tell(answer, cell)
         return exit_status([answer], output is not None)
     assert isinstance(answer.document, dict)
     if write(output, answer.document):

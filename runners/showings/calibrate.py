@@ -24,15 +24,12 @@ class Calibrate(Showing):
         )
 
     def show(self, cell: Cell, visible_device: str, report: Callable[[str], None]) -> object:
-        """The probes as data. Raises Unsupported on a CPU."""
+        """The probes as data."""
         import torch
 
-        from systems.base import Unsupported
         from systems.profiling.calibration import calibrate
         from systems.profiling.measurements import conditions
 
-        if cell.device != "cuda":
-            raise Unsupported("a GPU is calibrated: the probes are its kernels")
         device = torch.device("cuda")
         probes = calibrate(device, report)
         code = code_state()
