@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.patheffects import Normal, Stroke
 
 from results.cell import Choice
 from results.selection import Row, Selection
@@ -23,6 +24,7 @@ from .style import (
     INK,
     PAGE,
     PAPERS,
+    POINTS,
     SMALL,
     TINY,
     WORDS,
@@ -44,6 +46,11 @@ PANEL, PANEL_OF_COLUMN = 1.75, 1.45  # inches of height
 BESIDE = 0.5  # inches that the axes leave for the numbers and the label beside them
 REST = "0.88"  # of a whole, what a bar leaves of it
 LOW = 1.15  # inches of height that every panel's axes have
+HALO = [Stroke(linewidth=1.8, foreground="white"), Normal()]  # of a whisker, which a dark bar would swallow
+APART = 0.88  # of a bar's room, over which numbers side by side would read as one
+ASIDE = 0.03  # inches between two labels side by side
+UNDER = 2  # points between an axis, the numbers and the labels
+MARGIN = 0.06  # of the bars' span, beyond them
 # Of the marks of one paper, a face for each of its GPUs: the first is open.
 DASHES = re.compile(r"(?<=-)")
 FACES = ("white", "0.65", "0.35", "black")
@@ -57,7 +64,7 @@ class Bar:
     Args:
         value, low, high: in the unit of the axis.
         whole: what the bar is a part of, drawn above it; None for none.
-        text: the number on it; the value where it is empty.
+        text: the number under it; the value where it is empty.
     """
 
     value: float
@@ -102,7 +109,6 @@ def draw_bars(
     ylabel: str,
     title: str,
     line: float | None = None,
-    top: float | None = None,
     legend: bool = True,
     starred: Collection[Row] = (),
     base: float = 0.0,
@@ -120,7 +126,6 @@ def draw_bars(
         marks: published values.
         ylabel, title: words.
         line: a level to draw.
-        top: the end of every panel's axis; None for what the bars need.
         legend: whether a legend names the systems.
         starred: rows with a * at their label.
         base: where bars begin.
@@ -147,20 +152,18 @@ def draw_bars(
     bars = {(row, s): height for row in rows for s in systems if (height := bar(row, s)) is not None}
     texts = {cell: height.text or number(height.value) for cell, height in bars.items()}
     room = (width() - BESIDE) / widest
-    is_upright = max((inches(text, TINY) for text in texts.values()), default=0.0) > 0.95 * room
+    longest = max((inches(text, TINY) for text in texts.values()), default=0.0)
+    is_upright = longest > APART * room
     highest = max((b.top for b in bars.values()), default=1.0)
     published = [mark.value for row in rows for s in systems for mark in marks.get((row, s), ())]
     ends = [end for band in bands for end in (band.low, band.high)]
     reach = max([highest, line or 0, *ends, *(m for m in published if m <= ABOVE * highest)])
-    panel_height = PANEL if width() == PAGE else PANEL_OF_COLUMN
-    # A number on the highest bar has its room above it.
-    high = top or base + (reach - base) * (1.32 if is_upright else 1.14)
-    lowest = min([b.low or b.value for b in bars.values()] + published + ends, default=base)
-    low = base - 1.3 * (base - lowest) - 0.1 * (high - lowest) if base and lowest < base else base
-    if any(mark > high for mark in published) and top is None:
-        high *= 1.15  # a row of marks at the edge, over all numbers
-    if base:
-        low, high = min(low, base - 0.2 * (high - base)), max(high, base + 0.35 * (base - low))
+    panel_height = (PANEL if width() == PAGE else PANEL_OF_COLUMN) + (longest if is_upright else 0.0)
+    lowest = min([b.low or b.value for b in bars.values()] + published + ends, default=base) if base else base
+    margin = MARGIN * (reach - min(lowest, base))
+    low, high = lowest - margin if lowest < base else base, reach + margin
+    if any(mark > high for mark in published):
+        high *= 1.15  # a row of marks at the edge
     high = high if high > low else low + 1.0  # all are zero
     size = width(), panel_height * len(panels) + 0.75
     figure, grid = plt.subplots(len(panels), 1, figsize=size, squeeze=False, layout="constrained")
@@ -179,7 +182,7 @@ def draw_bars(
                 x = begin + place
                 if (height := bars.get((row, system))) is not None:
                     _bar(axes, x, height, look(system, measured.among), base)
-                    _number(axes, x, height, texts[row, system], is_upright, base, marks.get((row, system), ()), high - low)
+                    _number(axes, x, texts[row, system], is_upright)
                 else:
                     note(axes, why(row, system), (x, low), (0, 2), rotation=90, ha="center", va="bottom")
                 for mark in marks.get((row, system), ()):
@@ -189,9 +192,11 @@ def draw_bars(
             begin += widths[row]
         labels = zip(shown, measured.row_labels(shown, rows), strict=True)
         axes.set_xticks(
-            middles, [wrapped(text, room * widths[row]) + (" *" if row in starred else "") for row, text in labels]
+            middles, [wrapped(text, room * widths[row] - ASIDE) + (" *" if row in starred else "") for row, text in labels]
         )
-        axes.tick_params(axis="x", length=0, pad=2, labelsize=TINY if width() < PAGE else SMALL)
+        # The labels stand under the numbers.
+        pad = 2 * UNDER + (POINTS * longest if is_upright else TINY)
+        axes.tick_params(axis="x", length=0, pad=pad, labelsize=TINY if width() < PAGE else SMALL)
         axes.grid(False, axis="x")
         if line is not None:
             axes.axhline(line, color=INK, linewidth=0.7, zorder=2.5)
@@ -226,23 +231,10 @@ def packed(widths: Sequence[float], most: float = SLOTS) -> list[range]:
     return next(panels for limit in sums if len(panels := cut(limit + 1e-9)) <= fewest)
 
 
-def _number(
-    axes: Axes, x: float, bar: Bar, text: str, is_upright: bool, base: float, marks: Sequence[Mark], span: float
-) -> None:
-    """Beyond the end of a bar, at its foot where a mark is in the way, or over a mark that is in the way of both."""
-    more: dict[str, Any] = {"ha": "center", "color": INK, "zorder": 5, "rotation": 90 if is_upright else 0}
-    # A line that crosses an upright number strikes one digit, and charts of many bars stay small.
-    free: dict[str, Any] = more | {"bbox": None} if is_upright else more
-    taken = (0.36 if is_upright else 0.2) * span
-    in_the_way = [mark.value for mark in marks if -0.05 * span < mark.value - bar.top < taken]
-    if in_the_way and min(in_the_way) - base > (taken if is_upright else taken / 2):
-        note(axes, text, (x, base), (0, 2), va="bottom", **more)
-    elif in_the_way:
-        note(axes, text, (x, max(bar.top, *in_the_way)), (0, 5), va="bottom", **free)
-    elif bar.value < base:
-        note(axes, text, (x, bar.low or bar.value), (0, -2), va="top", **free)
-    else:
-        note(axes, text, (x, bar.top), (0, 2), va="bottom", **free)
+def _number(axes: Axes, x: float, text: str, is_upright: bool) -> None:
+    """Under a bar, clear of hatches, whiskers and marks: at a whisker's end it would read as the whisker's."""
+    under: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "rotation": 90 if is_upright else 0, "bbox": None}
+    note(axes, text, (x, 0), (0, -UNDER), ha="center", va="top", color=INK, **under)
 
 
 def number(value: float) -> str:
@@ -257,7 +249,11 @@ def _bar(axes: Axes, x: float, bar: Bar, style: Look, base: float) -> None:
         axes.bar(x, bar.whole - bar.value, bottom=bar.value, color=REST, hatch="//", edgecolor="0.6", **shared)
     if bar.low is not None and bar.high is not None:
         errors = [[bar.value - bar.low], [bar.high - bar.value]]
-        axes.errorbar(x, bar.value, yerr=errors, fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.4, capthick=0.8, zorder=3)
+        thin: dict[str, Any] = {"fmt": "none", "ecolor": INK, "elinewidth": 0.8, "capsize": 1.4, "capthick": 0.8}
+        _, caps, lines = axes.errorbar(x, bar.value, yerr=errors, **thin)
+        for zorder, parts in ((3, lines), (3.1, caps)):
+            for part in parts:
+                part.set(path_effects=HALO, zorder=zorder)
 
 
 def _band(axes: Axes, band: Band) -> None:

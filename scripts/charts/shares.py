@@ -44,7 +44,6 @@ def draw_idle(measured: Selection, bands: Sequence[Band] = (), remark: str = "")
             *(measured, rows, measured.systems, bar),
             lambda row, system: measured.missing(row, system, latency_of),
             *({}, "share of a call, %", measured.title_of(rows)),
-            top=112.0,
             bands=bands,
             handles=[_rest("idle: no kernel runs (the number, %)")],
             remark=remark,
@@ -76,7 +75,6 @@ def draw_critical_path(measured: Selection, bands: Sequence[Band] = (), remark: 
         figure = draw_bars(
             *(measured, rows, [Choice("the model", "the model")], lambda row, _: Bar(100 * shares[row], whole=100.0)),
             *(lambda row, system: "", {}, "share of the GPU's active time, %", measured.title_of(rows)),
-            top=112.0,
             legend=False,
             bands=bands,
             handles=[Patch(color=OTHER.colour, label="critical path (the number, %)"), _rest("the rest")],
