@@ -214,14 +214,19 @@ class Selection:
         quantities = [quantity for part in parts if (quantity := part.quantity(key)) is not None]
         return sorted({q.reason for q in quantities if q.value is None and q.reason is not None})
 
-    def title_of(self, rows: Sequence[Row]) -> str:
-        """The setting, and the batch if it is one that a model runs; of several batches the model if that is one."""
+    def title_of(self, rows: Sequence[Row], with_model: bool = False) -> str:
+        """The setting, and the batch if it is one that a model runs; of several batches the model if that is one.
+
+        Args:
+            rows: those of a chart.
+            with_model: whether one model is named beside one batch too, as its chart says it nowhere else.
+        """
         models, batches = sorted({model for model, _ in rows}), sorted({batch for _, batch in rows})
         if all(record.serving is not None for record in self.records):  # an engine makes its batches of what comes
             return self.setting.label
-        if len(batches) == 1:
-            return f"{self.setting.label}, batch {batches[0]}"
-        return self.setting.label + (f", {models[0]}" if len(models) == 1 else "")
+        model = models if len(models) == 1 and (with_model or len(batches) > 1) else []
+        batch = [f"batch {batches[0]}"] if len(batches) == 1 else []
+        return ", ".join([self.setting.label, *model, *batch])
 
     def row_labels(self, rows: Sequence[Row], among: Sequence[Row] = ()) -> list[str]:
         """What the title leaves open of each row: the model, the batch or both.

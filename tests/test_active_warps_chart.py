@@ -67,9 +67,10 @@ def pictured_warps() -> Figure:
 def test_each_system_has_a_panel_with_its_course_and_its_mean() -> None:
     drawn = chart.draw(Selection([made("ios", IOS), made("sequential", SEQUENTIAL)]))
     first, second = drawn.figure.axes
-    assert [axes.get_title(loc="left") for axes in (first, second)] == ["sequential, Inception-v3", "IOS, Inception-v3"]
-    assert first.get_title(loc="right") == "mean 277 (counters), of the estimate 300"
-    assert second.get_title(loc="right") == "mean 1,250 (estimated)"
+    assert [axes.get_title(loc="left") for axes in (first, second)] == ["sequential", "IOS"]
+    assert "Inception-v3, batch 1" in drawn.figure.legends[0].get_title().get_text()
+    assert first.get_title(loc="right") == "mean 277 counted, 300 estimated"
+    assert second.get_title(loc="right") == "mean 1,250 estimated"
     assert first.get_xlim() == second.get_xlim() == (0, 0.4) and first.get_ylim() == second.get_ylim()
     assert first.get_ylim()[0] == 0 and first.get_ylim()[1] > 1500
     for axes, system, of in ((first, "sequential", SEQUENTIAL), (second, "ios", IOS)):
@@ -83,8 +84,26 @@ def test_each_system_has_a_panel_with_its_course_and_its_mean() -> None:
         (level,) = axes.collections
         ((left, right),) = [(a[0], b[0]) for a, b in level.get_segments() if a[1] == b[1] == of.value]
         assert (left, right) == (0, of.estimated_course.moments[-1])
-    legend = [text.get_text() for text in drawn.figure.legends[0].texts]
-    assert "estimated" in legend[0] and "estimated" in drawn.caption and drawn.name == "active_warps"
+    assert "estimated" in drawn.caption and drawn.name == "active_warps"
+
+
+def test_the_legend_tells_a_mean_from_an_estimate() -> None:
+    """Each source of a mean has a dash of its own, and stands in the legend where a panel has it."""
+    course, counted, estimated = (
+        "course of a call, estimated from its kernels",
+        *(words for words, _ in chart.MEANS.values()),
+    )
+    both = [made("ios", IOS), made("sequential", SEQUENTIAL)]
+    for records, words in (
+        (both, [course, counted, estimated]),
+        (both[:1], [course, estimated]),
+        (both[1:], [course, counted]),
+    ):
+        figure = chart.draw(Selection(records)).figure
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == words
+        dashes = {str(axes.collections[0].get_linestyle()) for axes in figure.axes}
+        assert len(dashes) == len(records)
 
 
 def test_models_have_scales_of_their_own_and_what_is_missing_says_why() -> None:
