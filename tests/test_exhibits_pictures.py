@@ -211,15 +211,42 @@ def test_the_tradeoff_of_searches_has_the_ratios_of_the_table() -> None:
 
 
 def test_lines_of_systems_differ_in_more_than_colour_and_say_once_what_all_share() -> None:
-    assert len(set(map(str, serving.DASHES))) == len(serving.DASHES) == len(LINES)
+    """Few systems share a panel, where a dash and a fill tell them apart in print; each of many has a panel of its own."""
+    assert len(set(serving.DASHES)) == len(set(serving.FILLS)) == serving.MOST <= len(LINES)
+    best = recorded.recorded(Preset.read("orca/figure4.8b_simulated"))[0]
+    charts, _ = pictures(Preset.read("orca/figure4.8b_simulated"), best.evidence, best.findings)
+    lines, markers = charts["serving"].figure.legends
+    assert "2 stages" in lines.get_title().get_text() and "costs of NVIDIA H200" in lines.get_title().get_text()
+    names = [text.get_text() for text in lines.get_texts()]
+    assert names == ["request-level", "request-level (padded)", "request-level (ragged)", "Orca"]
+    looks = {(line.get_linestyle(), line.get_fillstyle()) for line in lines.legend_handles}  # type: ignore[union-attr]
+    assert len(looks) == len(names)
+    others = [text.get_text() for text in markers.get_texts()]
+    assert others[0] == "batches up to 1" and others[-2:] == ["falls behind", "SLO 34 ms a token"]
+
+
+def test_each_of_many_systems_has_a_panel_over_the_lines_of_the_others() -> None:
     best = recorded.recorded(Preset.read("orca/microbatches"))[0]
     charts, _ = pictures(Preset.read("orca/microbatches"), best.evidence, best.findings)
-    lines, markers = charts["serving"].figure.legends
-    assert "2 stages" in lines.get_title().get_text()
-    names = [text.get_text() for text in lines.get_texts()]
-    assert "request-level (microbatches of 2)" in names and "Orca" in names and not any("stages" in name for name in names)
-    others = [text.get_text() for text in markers.get_texts()]
-    assert others[0] == "batches up to 1" and others[-2:] == ["measured", "falls behind"]
+    figure = charts["serving"].figure
+    panels = {" ".join(axes.get_title().split()): axes for axes in figure.axes if axes.axison}
+    names = list(panels)
+    assert names[0] == "request-level (ragged)" and names[-1] == "Orca" and len(names) == 7
+    counts = {}
+    for name, axes in panels.items():
+        lines = [line for line in axes.lines if len(line.get_xdata()) > 1 and line.get_marker() != "x"]
+        behind = [line for line in lines if line.get_color() == serving.OTHERS["color"]]
+        counts[name] = len(lines) - len(behind) - 1  # the SLO
+        assert {line.get_marker() for line in behind} == {"None"} and len(behind) > 15
+    assert counts["request-level (microbatches of 16)"] == 1 and counts["Orca"] > 5
+    (legend,) = figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    assert words[0] == "batches up to 1" and words[-4:] == [
+        "measured",
+        "falls behind",
+        "SLO 14.3 ms a token",
+        "the other systems",
+    ]
 
 
 def test_a_narrow_chart_says_once_that_some_were_not_measured() -> None:

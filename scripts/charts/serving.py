@@ -1,12 +1,14 @@
-"""Latency over throughput, as figure 4.8 of the dissertation draws it: a line for each system and largest batch."""
+"""Latency over throughput, as figure 4.8 of the dissertation draws it: a line for each system and largest batch.
+
+A few systems share a panel, where each has a colour, a dash and a fill of its own. More would lie on each other: each has a
+panel then, over the lines of all others.
+"""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -20,15 +22,20 @@ from results.selection import NoResults, Place, Selection
 
 from .chart import Chart
 from .names import written
-from .style import FAINT, LINES, MARKERS, PAGE, above, below, house, note, set_log, width
+from .style import FAINT, FONT, LINES, MARKERS, PAGE, WORDS, above, below, broken, house, set_log, width
 
 ACROSS = 2  # panels
-HEIGHT = 2.8  # inches of a panel
+HEIGHT, LOW = 2.8, 1.6  # inches of a panel of several systems, and of one
+FOOT = 0.06  # of the axis, under the marks of what falls behind
+BESIDE = 0.3  # inches between panels
+MOST = 4  # systems of a panel
 SIZE = "max_batch_size"
 RING: dict[str, Any] = {"linestyle": "none", "markersize": 8, "markerfacecolor": "none"}  # of what was measured
 CROSS: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 4}  # of a rate without a latency
-NEAR = 1.4  # times a latency, within which a point would lie under a text beside it
-DASHES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (9, 2)))  # of systems, in turn, one a colour
+DASHES, FILLS = ("-", "--", ":", "-."), ("full", "none", "left", "bottom")  # of the systems of a panel, and of their marks
+SLO: dict[str, Any] = {"color": FAINT, "linewidth": 0.8, "linestyle": (0, (1, 1))}
+OTHERS: dict[str, Any] = {"color": "0.8", "linewidth": 0.8, "zorder": 1}  # lines of what has another panel
+COSTS = re.compile(r"costs of one part measured on ([^,]*)")  # the GPU, in the source of what is simulated
 
 
 @dataclass(frozen=True)
@@ -62,35 +69,65 @@ def draw(measured: Selection, real: Mapping[Place, Sequence[Point]] | None = Non
     drawn = [system for system in measured.systems if any(system in curves for curves in lines.values())]
     choices = [system.choice for system in drawn]
     systems = sorted(drawn, key=lambda system: (choices.index(system.choice), _by_numbers(_name(system)), size_of(system)))
-    across = min(ACROSS if width() == PAGE else 1, len(lines))
-    down = -(-len(lines) // across)
-    num_rings = 0
+    shared = _shared(systems)
+    groups = _groups(systems, shared)
+    is_apart = len(groups) > 1
+    panels = [(model, group) for model in sorted(lines) for group, own in groups.items() if lines[model].keys() & set(own)]
+    across = min(ACROSS if width() == PAGE or is_apart else 1, len(panels))
+    down = -(-len(panels) // across)
+    rings = {model: _rings(lines[model], real or {}, model) for model in lines}
     with house():
-        figure, grid = plt.subplots(
-            down, across, figsize=(width(), HEIGHT * down + 0.5), squeeze=False, layout="constrained"
-        )
-        for axes, model in zip(grid.flat, sorted(lines), strict=False):
-            rings = _rings(lines[model], real or {}, model)
-            num_rings += len(rings)
-            _panel(axes, lines[model], systems, model, slos.get(model), rings)
-        for axes in list(grid.flat)[len(lines) :]:
+        size = width(), (LOW if is_apart else HEIGHT) * down + 0.5
+        figure, grid = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
+        for number, (axes, (model, group)) in enumerate(zip(grid.flat, panels, strict=False)):
+            _panel(axes, lines[model], systems, groups[group], slos.get(model), rings[model])
+            title = ", ".join([*([model] if len(lines) > 1 else []), *([group] if group else [])])
+            axes.set_title("\n".join(broken(written(title), width() / across - BESIDE, FONT, (WORDS,))), pad=3)
+            if not is_apart or number + across >= len(panels):
+                axes.set_xlabel("requests a second" if is_apart else "requests finished a second")
+            if not is_apart or number % across == 0:
+                axes.set_ylabel("ms a token" if is_apart else "normalized latency, ms a token")
+        for axes in list(grid.flat)[len(panels) :]:
             axes.set_axis_off()
-        others = [Line2D([], [], label="measured", color=FAINT, marker="o", **RING)] if num_rings else []
+        marks = _markers_of(systems)
+        if any(rings.values()):
+            marks.append(Line2D([], [], label="measured", color=FAINT, marker="o", **RING))
         if any(point.latency_ms is None for curves in lines.values() for points in curves.values() for point in points):
-            others.append(Line2D([], [], label="falls behind", color=FAINT, **CROSS))
-        shared = _shared(systems)
-        above(figure, _lines_of(systems, shared), ", ".join([measured.setting.label, *shared]))
-        if below_it := [*_markers_of(systems), *others]:
-            below(figure, below_it)
+            marks.append(Line2D([], [], label="falls behind", color=FAINT, **CROSS))
+        if slos:
+            limits = ", ".join(f"{slo_ms:.3g}" for _, slo_ms in sorted(slos.items()))
+            marks.append(Line2D([], [], label=f"SLO {limits} ms a token", **SLO))
+        setting = ", ".join([measured.setting.label, *_costs(measured), *(lines if len(lines) == 1 else []), *shared])
+        if is_apart:
+            above(figure, [*marks, Line2D([], [], label="the other systems", **OTHERS)], setting)
+        else:
+            above(figure, _lines_of(systems, shared), setting)
+            if marks:
+                below(figure, marks)
     caption = (
         "Median normalized latency (end to end, over the tokens generated) over the requests finished a second, a line for "
-        "each largest batch. A cross under the axis is a rate that the system did not keep up with: it has a throughput and "
-        "no latency."
+        "each largest batch. A panel of one system has its own scale of them. A cross under the axis is a rate that the "
+        "system did not keep up with: it has a throughput and no latency."
     )
     caption += " The dotted line is twice what a request takes alone." if slos else ""
-    if num_rings:
+    if any(rings.values()):
         caption += " Large rings are measured on an engine, with traces of their own. All else is simulated."
     return Chart("serving", "Serving: latency over throughput", caption, figure)
+
+
+def _groups(systems: Sequence[Choice], shared: Sequence[str]) -> dict[str, list[Choice]]:
+    """The systems of each panel by its name, which is "" where all have one."""
+    of_name: dict[str, list[Choice]] = {}
+    for system in systems:
+        of_name.setdefault(_name(system, shared), []).append(system)
+    return of_name if len(of_name) > MOST else {"": list(systems)}
+
+
+def _costs(measured: Selection) -> list[str]:
+    """The GPU that the costs of simulated iterations were measured on."""
+    parts = [part for record in measured.records for part in record.measured.values()]
+    sources = {quantity.source or "" for part in parts for quantity in part.quantities}
+    return sorted({f"costs of {match[1]}" for source in sources if (match := COSTS.search(source))})
 
 
 def _lines(measured: Selection, model: str) -> dict[Choice, list[Point]]:
@@ -146,7 +183,7 @@ def _panel(
     axes: Axes,
     lines: dict[Choice, list[Point]],
     systems: Sequence[Choice],
-    model: str,
+    own: Sequence[Choice],
     slo_ms: float | None,
     rings: Mapping[Choice, Sequence[Point]],
 ) -> None:
@@ -154,41 +191,38 @@ def _panel(
     latencies = [point.latency_ms for point in points if point.latency_ms]
     low, high = min(latencies) / 1.5, max(*latencies, slo_ms or 0.0) * 1.5
     for system, of in lines.items():
-        style = _style(system, systems)
         stable = [(point.throughput, point.latency_ms) for point in of if point.latency_ms]
-        axes.plot([throughput for throughput, _ in stable], [latency_ms for _, latency_ms in stable], **style)
+        xs, ys = [throughput for throughput, _ in stable], [latency_ms for _, latency_ms in stable]
+        if system not in own:
+            axes.plot(xs, ys, **OTHERS)
+            continue
+        style = _style(system, systems, own)
+        axes.plot(xs, ys, **style)
         lost = [point.throughput for point in of if not point.latency_ms]
-        axes.plot(lost, [low * 1.08] * len(lost), color=style["color"], **CROSS)
-    for system, measured in rings.items():
-        style, xs, ys = _style(system, systems), [p.throughput for p in measured], [p.latency_ms or 0.0 for p in measured]
+        axes.plot(lost, [low * (high / low) ** FOOT] * len(lost), color=style["color"], **CROSS)
+    for system in [system for system in own if system in rings]:
+        style = _style(system, systems, own)
+        xs, ys = [p.throughput for p in rings[system]], [p.latency_ms or 0.0 for p in rings[system]]
         axes.plot(xs, ys, color=style["color"], marker=style["marker"], **RING)
-    throughputs = [point.throughput for point in points]
+    throughputs = [point.throughput for system in own for point in (*lines.get(system, ()), *rings.get(system, ()))]
     set_log(axes, "x", min(throughputs) / 1.3, max(throughputs) * 1.3)
     set_log(axes, "y", low, high)
     if slo_ms:
-        axes.axhline(slo_ms, color=FAINT, linewidth=0.8, linestyle=":")
-        note(axes, f"SLO {slo_ms:.3g} ms", (_free(points, slo_ms), slo_ms), (0, 5), ha="center")
-    axes.set_title(written(model))
-    axes.set_xlabel("requests finished a second")
-    axes.set_ylabel("normalized latency, ms a token")
+        axes.axhline(slo_ms, **SLO)
 
 
-def _free(points: Sequence[Point], latency_ms: float) -> float:
-    """A throughput around which no point is near to a latency: the middle of the widest gap, or of all."""
-    near = sorted(p.throughput for p in points if p.latency_ms and latency_ms / NEAR < p.latency_ms < latency_ms * NEAR)
-    every = sorted(point.throughput for point in points)
-    left, right = max(pairwise(near), key=lambda pair: pair[1] / pair[0], default=(every[0], every[-1]))
-    return math.sqrt(left * right)
-
-
-def _style(system: Choice, systems: Sequence[Choice]) -> dict[str, Any]:
-    """A line of the legend has a colour and a dash, and each of its largest batches a marker."""
-    names = list(dict.fromkeys(_name(other) for other in systems))
+def _style(system: Choice, systems: Sequence[Choice], own: Sequence[Choice] = ()) -> dict[str, Any]:
+    """A system has a colour, a dash and a fill among `own`, those of its panel (all if empty), and each of the largest
+    batches of all systems a marker.
+    """
+    names = list(dict.fromkeys(_name(other) for other in own or systems))
     sizes = sorted({size_of(other) for other in systems})
     number = names.index(_name(system))
     return {
         "color": LINES[number % len(LINES)],
         "linestyle": DASHES[number % len(DASHES)],
+        "fillstyle": FILLS[number % len(FILLS)],
+        "markerfacecoloralt": "white",
         "marker": ("o", "s", "^", "D", "v", "P", *MARKERS)[sizes.index(size_of(system)) % (6 + len(MARKERS))],
         "linewidth": 1.0,
         "markersize": 4.5,
@@ -211,7 +245,7 @@ def _lines_of(systems: Sequence[Choice], shared: Sequence[str]) -> list[Line2D]:
     """A line for each system; with its largest batch where all have that one."""
     if _have_one_size(systems):
         return [Line2D([], [], label=written(_label(system, shared)), **_style(system, systems)) for system in systems]
-    lines = {_name(system, shared): _style(system, systems) | {"marker": "none"} for system in systems}
+    lines = {_name(system, shared): _style(system, systems) | {"marker": "o"} for system in systems}
     return [Line2D([], [], label=written(name), **style) for name, style in lines.items()]
 
 
