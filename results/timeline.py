@@ -11,6 +11,7 @@ from .record import Limits
 
 COMPUTE, MEMORY, UNKNOWN = "compute-intensive", "memory-intensive", "unknown"
 KINDS = (COMPUTE, MEMORY, UNKNOWN)
+CLOCK = "virtual clock"  # in the source of what no machine timed
 STREAMS = 100_000  # thread numbers a process: Perfetto wants each of them once in a trace
 
 
@@ -65,6 +66,14 @@ class Timeline:
         ]
         return ", ".join([cell.model.label, cell.system.label, f"batch {cell.batch}", *unusual, cell.device])
 
+    @property
+    def about(self) -> list[str]:
+        """The machine and the arithmetic of what no virtual clock timed, the model and the batch."""
+        conditions, usual = self.cell.conditions, Conditions(self.cell.batch, self.cell.device)
+        unusual = [getattr(conditions, k) for k in ("layout", "algorithms") if getattr(conditions, k) != getattr(usual, k)]
+        where = [] if CLOCK in self.source else [self.machine or self.cell.device, conditions.precision, *unusual]
+        return [*where, self.cell.model.label, f"batch {self.cell.batch}"]
+
     @classmethod
     def from_json(cls, document: object) -> "Timeline":
         """Raises NotARecord."""
@@ -72,6 +81,11 @@ class Timeline:
 
     def to_json(self) -> JSON:
         return part_to_json(self)
+
+
+def shared_of(timelines: Sequence[Timeline]) -> list[str]:
+    """What of `about` all of them have."""
+    return [part for part in timelines[0].about if all(part in other.about for other in timelines)]
 
 
 def to_trace(timelines: Sequence[Timeline]) -> dict[str, object]:

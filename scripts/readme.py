@@ -84,7 +84,8 @@ def chart(measured: Selection, baseline: Choice, title: str) -> str:
         ratios = [ratio.ratio for row in measured.rows if (ratio := measured.over(row, system, baseline)) is not None]
         if system != baseline and ratios:
             means.append(f"{style.label(system)} {geometric_mean(ratios):.2f} ({counted(len(ratios), 'model')})")
-    drawn = speedup.draw(measured, baseline, remark=f"Geometric mean: {', '.join(means)}.")
+    with style.column():
+        drawn = speedup.draw(measured, baseline, remark=f"Geometric mean: {', '.join(means)}.")
     style.head(drawn.figure, title)
     svg = style.svg(drawn.figure)
     plt.close(drawn.figure)
@@ -112,7 +113,8 @@ def charts_of_today() -> dict[str, str]:
     charts = {}
     for measured in of_today():
         for batch in measured.batches:
-            figure = today.drawn(measured.only(batches=[batch]), "Networks of today")
+            with style.column():
+                figure = today.drawn(measured.only(batches=[batch]), "Networks of today")
             charts[f"{RESULTS.name}/today-{measured.setting.precision}-b{batch}.svg"] = style.svg(figure)
             plt.close(figure)
     return charts

@@ -31,10 +31,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from results.files import COMPRESSED, read_json
-from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Bar, Timeline, from_trace
+from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Bar, Timeline, from_trace, shared_of
 from scripts.arguments import Parser, path_argument
 from scripts.charts.names import written
-from scripts.charts.style import SMALL, TINY, WORDS, above, broken, foot, house, width
+from scripts.charts.style import FONT, SMALL, TINY, WORDS, above, broken, foot, house, width
 
 ROW, TALLEST = 0.16, 5.0  # inches of a stream, at most, and of the streams of all panels together
 COLOURS = dict(zip((COMPUTE, MEMORY, UNKNOWN), ("#a01c30", "#9cc4e8", "#c9c9c9"), strict=True))
@@ -74,6 +74,8 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
             squeeze=False,
             layout="constrained",
         )
+        shared = shared_of(timelines)
+        sources = {timeline.source for timeline in timelines}
         for axes, timeline, streams in zip(panels[:, 0], timelines, rows, strict=True):
             shown = shown_of(timeline, begin, end)
             for kind in KINDS:
@@ -95,9 +97,10 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
                     colour = "white" if bar.kind == COMPUTE else "black"
                     axes.annotate(bar.name, place, ha="center", va="center", color=colour, fontsize=NAME)
             whole = max((bar.end for bar in timeline.bars), default=0.0)
-            words = "; ".join(filter(None, [timeline.source, _streams(timeline)]))
-            about = timeline.title.removesuffix(f", {timeline.cell.device}") if timeline.machine else timeline.title
-            title = broken(written(f"{about}: {whole:.3f} ms ({words})"), width() - 0.6, SMALL, (WORDS,))
+            own = [part for part in timeline.about if part not in shared]
+            words = "; ".join(filter(None, ["" if len(sources) == 1 else timeline.source, _streams(timeline)]))
+            about = f"{', '.join([*own, timeline.cell.system.label])}: {whole:.3f} ms{f' ({words})' if words else ''}"
+            title = broken(written(about), width() - 0.6, SMALL, (WORDS,))
             axes.set_title("\n".join(title), loc="left", fontsize=SMALL, pad=3)
             axes.grid(False, axis="y")
             step = ceil(LINE / (72 * row))
@@ -109,9 +112,11 @@ def draw(timelines: Sequence[Timeline], window: tuple[float, float] | None = Non
         panels[-1, 0].set_xlabel("milliseconds")
         seen = [kind for kind in KINDS if any(bar.kind == kind for t in timelines for bar in t.bars)]
         patches = [Patch(color=COLOURS[kind], label=kind) for kind in seen]
-        settings = {f"{t.machine}, {t.cell.conditions.precision}" for t in timelines if t.machine}
+        title_words = ", ".join([*shared, *(sources if len(sources) == 1 else [])])
         if seen != [UNKNOWN]:
-            above(figure, patches, "; ".join(sorted(settings)))
+            above(figure, patches, title_words)
+        else:
+            figure.suptitle(written(title_words), fontsize=FONT)
         foot(figure, remark)
     return figure
 

@@ -86,7 +86,7 @@ def test_a_title_names_the_exhibit_and_the_setting(name: str) -> None:
         assert paper.lower() in preset.title.lower()
         measured = recorded(preset)[0].evidence.measured
         if measured is not None and key not in ("claims", "timeline"):
-            assert measured.setting.place in shown and measured.setting.precision in shown, key
+            assert measured.setting.place in shown and written(measured.setting.precision) in shown, key
     if match := re.match(r"(figure|table)([\d.]+)", number):
         assert f"{match[1]} {match[2]}" in preset.title
 
@@ -96,6 +96,21 @@ def test_names_are_written_as_people_write_them(name: str) -> None:
     for key, figure in charts(name):
         identifiers = set(IDENTIFIER.findall(words(figure))) - SAME_IN_WORDS
         assert not identifiers, key
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_a_subtitle_says_nothing_that_the_title_says(name: str) -> None:
+    """As a model's name, or its batch; and its own parts differ."""
+    preset, _ = exhibit(name)
+    for key, figure in charts(name):
+        legend = next(iter(figure.legends), None)
+        heading = legend.get_title().get_text() if legend is not None else figure.get_suptitle()
+        title, setting = written(preset.title), " ".join(heading.split())
+        assert setting.startswith(title), key
+        parts = re.split("[,;] ", setting.removeprefix(title).removeprefix("; the figures side by side").strip())
+        assert parts != [""] or name == "orca/table4.1", key  # whose sizes are of no machine
+        assert len(set(parts)) == len(parts), key
+        assert not [part for part in filter(None, parts) if re.search(rf"(?<!\w){re.escape(part)}(?!\w)", title)], key
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
@@ -207,6 +222,13 @@ def test_a_picture_is_small_and_has_its_text_as_text(file: Path) -> None:
     assert len(root.findall(".//{http://www.w3.org/2000/svg}text")) > 5
     hatches = [ElementTree.tostring(one) for one in root.findall(".//{http://www.w3.org/2000/svg}pattern")]
     assert all(len(hatch) < 15_000 for hatch in hatches)
+
+
+def test_every_committed_picture_is_as_wide_as_a_column() -> None:
+    """So that its words keep their size in a paper: a wider one would be made smaller there."""
+    files = [*PICTURES.glob("*.svg"), *PICTURES.parent.glob("*.svg")]
+    widths = {file.name: ElementTree.parse(file).getroot().get("width", "") for file in files}
+    assert len(files) > 60 and set(widths.values()) == {f"{72 * style.COLUMN:g}pt"}, widths
 
 
 @pytest.mark.parametrize(("share", "shown"), [("0.1", "10 %"), ("0.01", "1 %"), ("0.125", "12.5 %")])

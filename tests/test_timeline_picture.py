@@ -20,7 +20,6 @@ from results.timeline import COMPUTE, KINDS, MEMORY, UNKNOWN, Bar, Timeline, fro
 from scripts.charts.names import written
 
 ONE, TWO = cell(), cell("opara", batch=8, precision="fp16")
-NAME = "nasnet, nimble, batch 1, cpu"
 
 # The trace
 
@@ -119,23 +118,36 @@ def test_a_picture_has_a_panel_a_system_a_row_a_stream_and_a_bar_an_operator() -
 def test_streams_that_are_not_the_schedules_are_told_of() -> None:
     bars = EXAMPLE[0].bars  # on two
     titles = {n: picture.draw([Timeline(ONE, "seen", bars, n)]).axes[0].get_title(loc="left") for n in (None, 2, 1, 28)}
-    assert titles[None] == written(f"{NAME}: 4.000 ms (seen)") and titles[2] == written(
-        f"{NAME}: 4.000 ms (seen; 2 streams)"
-    )
-    assert titles[1].replace("\n", " ").endswith("(seen; 1 stream scheduled, 2 seen)")
-    assert titles[28].replace("\n", " ").endswith("(seen; 28 streams scheduled, 2 seen)")
+    assert titles == {
+        None: "Nimble: 4.000 ms",
+        2: "Nimble: 4.000 ms (2 streams)",
+        1: "Nimble: 4.000 ms (1 stream scheduled, 2 seen)",
+        28: "Nimble: 4.000 ms (28 streams scheduled, 2 seen)",
+    }
     picture.plt.close("all")
 
 
 def test_a_picture_names_the_machine_and_the_precision() -> None:
-    """As the trace has them; none where that does not tell, as older ones do not."""
+    """As the trace has them; the kind of device where it names no machine, as older ones do not; none of a virtual clock."""
     bars = EXAMPLE[0].bars
-    for machine, title in (("NVIDIA X, torch 1.0", f"NVIDIA X, torch 1.0, {ONE.conditions.precision}"), ("", "")):
-        read = from_trace(json.loads(json.dumps(to_trace([Timeline(ONE, "seen", bars, machine=machine)]))))
+    for machine, source, place in (
+        ("NVIDIA X, torch 1.0", "seen", f"NVIDIA X, torch 1.0, {ONE.conditions.precision}, "),
+        ("", "seen", f"a CPU, {ONE.conditions.precision}, "),
+        ("", "virtual clock", ""),
+    ):
+        read = from_trace(json.loads(json.dumps(to_trace([Timeline(ONE, source, bars, machine=machine)]))))
         figure = picture.draw(read, remark="a note")
-        assert figure.legends[0].get_title().get_text() == title
+        assert figure.legends[0].get_title().get_text() == f"{place}{written(ONE.model.label)}, batch 1, {source}"
         assert figure.get_supxlabel() == "a note"
         picture.plt.close(figure)
+
+
+def test_the_title_has_what_timelines_share_and_a_panel_what_is_its_own() -> None:
+    figure = picture.draw(EXAMPLE)
+    assert figure.legends[0].get_title().get_text() == "a CPU, NASNet-A (mobile), x"
+    panels = [axes.get_title(loc="left") for axes in figure.axes]
+    assert panels == ["tf32, batch 1, Nimble: 4.000 ms", "fp16, batch 8, Opara: 4.000 ms"]
+    picture.plt.close(figure)
 
 
 def test_many_streams_have_the_height_of_few_and_fewer_numbers() -> None:

@@ -39,6 +39,7 @@ _NAME = re.compile(r"\b([a-z])[0-9a-f]{10}\b")  # of a path, a mark or a hatch t
 _PATCHES = re.compile(
     _PATCH.format(r'(?P<clip>[^"]*)', r'(?P<style>[^"]*)') + "(?:" + _PATCH.format("(?P=clip)", "(?P=style)") + ")+"
 )
+CLAUSES = re.compile(r"[,;] ")  # between the parts of a setting
 # Where a text may be broken: between what a claim is about and its two sides, between words, within a label.
 SIDES, WORDS, PARTS = map(re.compile, (r"(?<=: )|(?=\bover )", r"(?<= )", r"(?<=[=,/@_])"))
 
@@ -339,15 +340,13 @@ def _legend(figure: Figure, handles: Sequence[Artist], **more: Any) -> int:
 
 
 def head(figure: Figure, title: str) -> None:
-    """Put a title over a chart's setting, each in as many lines as it needs."""
+    """Put a title over a chart's setting, each in as many lines as it needs; what both say stands in the title alone."""
     legend = next(iter(figure.legends), None)  # one below has no title
     setting = legend.get_title().get_text() if legend is not None else figure.get_suptitle()
-    lines = [
-        line
-        for text in (title, setting)
-        if text
-        for line in broken(written(text), figure.get_figwidth() - 0.2, FONT, (WORDS,))
-    ]
+    title = written(title)
+    parts = [part for part in CLAUSES.split(written(setting)) if not re.search(rf"(?<!\w){re.escape(part)}(?!\w)", title)]
+    texts = title, ", ".join(parts)
+    lines = [line for text in filter(None, texts) for line in broken(text, figure.get_figwidth() - 0.2, FONT, (WORDS,))]
     figure.set_figheight(figure.get_figheight() + ROW * (len(lines) - bool(setting)))
     if legend is not None:
         legend.set_title("\n".join(lines))

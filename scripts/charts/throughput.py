@@ -61,6 +61,7 @@ def draw(measured: Selection) -> Chart:
         size = width(), (PANEL + tall) * down + 0.7
         figure, grid = plt.subplots(*(down, across), figsize=size, squeeze=False, layout="constrained")
         for axes, model in zip(grid.flat, models, strict=False):
+            axes.set_title(written(model) if len(models) > 1 else "", pad=3)
             _panel(axes, measured, model, *panels[model], notes[model], LEADING * len(notes[model]) / (AXES + tall))
         for axes in list(grid.flat)[len(models) :]:
             axes.set_axis_off()
@@ -75,7 +76,7 @@ def draw(measured: Selection) -> Chart:
             handles.append(
                 Line2D([], [], color=style.colour, marker=style.marker, markersize=4.5, linewidth=1, label=label(system))
             )
-        above(figure, handles, measured.setting.label)
+        above(figure, handles, ", ".join([measured.setting.label, *(models if len(models) == 1 else [])]))
     caption = (
         "Throughput: calls back to back, without a synchronisation between them. A point is the median of five runs, the "
         "line on it the bootstrap 95 % interval."
@@ -107,7 +108,6 @@ def _panel(
 ) -> None:
     """notes: lines that stand below all points. room: the share of the axes' height that they take."""
     systems = [s for s in measured.systems if any((batch, s) in points for batch in batches)]
-    axes.set_title(written(model), pad=3)
     ends = [end for statistics in points.values() for end in statistics.ci95]
     low, high = min(ends) / 1.3, max(ends) * 1.3
     set_log(axes, "y", low * (low / high) ** (room / (1 - room)), high, most=6)

@@ -14,7 +14,7 @@ from results.record import Record
 from results.schedule_file import ScheduleFile
 from results.selection import Place, Row, Selection, by_setting
 from results.setting import LOAD
-from results.timeline import Timeline, from_trace
+from results.timeline import Timeline, from_trace, shared_of
 from scripts.charts.style import order
 
 USUAL = Conditions(1, "cuda")  # where a sweep names none
@@ -40,6 +40,16 @@ class Evidence:
         if self.measured is not None:
             return self.measured.setting.place
         return ", ".join(sorted(self._devices))
+
+    @property
+    def setting(self) -> str:
+        """The machine, the arithmetic, the model if it is one and the batch if it is one, as far as they are known."""
+        if self.measured is not None:
+            return self.measured.title_of(self.measured.rows)
+        if self.timelines:
+            return ", ".join(shared_of(self.timelines))
+        batches = {cell.batch for cell in self.schedules}
+        return ", ".join([*sorted(self._devices), *(f"batch {batch}" for batch in batches if len(batches) == 1)])
 
     @property
     def on_gpu(self) -> bool:

@@ -36,7 +36,7 @@ from .marks import remark, share_bands, speedup_bands, stream_words
 from .preset import Preset
 
 TRADEOFF, MATRIX, CLAIMS = "tradeoff", "matrix", "claims"
-MANY = 16  # figures side by side, over which they are as wide as a page
+MANY = 24  # figures side by side, over which they are as wide as a page
 OWN = ("idle", "critical_path", "blocks", "active_warps", TRADEOFF, MATRIX, CLAIMS)  # beside those of plot.py
 FOR_BATCH = re.compile(r"optimized_for_batch=(\d+)")  # of a paper's name of a schedule
 
@@ -65,7 +65,7 @@ def pictures(preset: Preset, evidence: Evidence, judged: Sequence[Finding]) -> t
         paper = preset.name.partition("/")[0]
         many = style.page() if len(judged) > MANY else nullcontext()
         with many:
-            drawn, why = _drawn(CLAIMS, lambda: claims.draw(judged, paper, evidence.place, stands(preset, evidence)))
+            drawn, why = _drawn(CLAIMS, lambda: claims.draw(judged, paper, evidence.setting, stands(preset, evidence)))
         charts |= drawn
         refused |= why
         for name, chart in charts.items():
