@@ -19,7 +19,7 @@ import systems
 from models.exchange import as_transformers, pairs_of
 from models.gpt import GPT
 from results.cell import Cell, Conditions, choose
-from runners.serving import traffic
+from runners.serving import session, traffic
 from runners.serving.correctness import compared_peer, trials
 from runners.serving.metrics import UNSEEN
 from runners.serving.session import ServingSession
@@ -117,6 +117,12 @@ def test_a_peer_with_weights_of_its_own_is_compared_with_nothing() -> None:
     decoder = telling(torch.float32)
     judged = compared_peer(PeerServer(Own(decoder, 3), (99, 40, 50)), trials(decoder, LENGTHS[:1], 0), decoder, "fp32")
     assert judged.is_correct and not judged.is_checked and "its weights are its own" in str(judged.reason)
+
+
+def test_nobody_is_told_to_install_a_peer_that_is_refused_anyway() -> None:
+    cell = Cell(choose("model", "gpt"), choose("system", "vllm"), choose("runner", "serve"), Conditions(1, "cpu", "fp32"))
+    with pytest.raises(Unsupported, match=r"^vllm is measured as a peer: runner=serve has our own"):
+        session.server_of(cell)
 
 
 @pytest.mark.parametrize(("name", "library"), [("vllm", "vllm"), ("nano_vllm", "nanovllm")])

@@ -51,11 +51,16 @@ NUM_ALONE = 3  # requests, one after another, that say what one takes alone
 WARM_PROMPT = 64  # tokens of each where no trace says how many
 
 
-def system_of(cell: Cell) -> AnyServingSystem:
-    """The system of a cell that serves. Raises BadOption, Unsupported."""
+def system_of(cell: Cell, why_own: str | None = None) -> AnyServingSystem:
+    """The system of a cell that serves. Raises BadOption, Unsupported.
+
+    why_own: what is said of a peer where it has to be one of ours.
+    """
     loaded = systems.load(cell.system.name, **cell.system.options)
     if not isinstance(loaded, AnyServingSystem):
         raise Unsupported(f"{cell.system.name} executes modules and serves no requests; system=orca does")
+    if why_own is not None and not isinstance(loaded, ServingSystem):
+        raise Unsupported(f"{cell.system.choice} {why_own}")
     if reason := loaded.unsupported(cell.device):
         raise Unsupported(reason)
     return loaded
@@ -87,9 +92,8 @@ def warm_up(server: Server | PeerServer, longest_prompt: int) -> None:
 
 def server_of(cell: Cell) -> Server:
     """A warm server of a cell, for whoever sends requests. Raises BadModel, BadOption, Unsupported, MemoryError."""
-    system = system_of(cell)
-    if not isinstance(system, ServingSystem):
-        raise Unsupported(f"{cell.system.choice} is measured as a peer: runner=serve has our own, as system=orca")
+    system = system_of(cell, "is measured as a peer: runner=serve has our own, as system=orca")
+    assert isinstance(system, ServingSystem)
     server = system.prepare_serving(decoder_of(cell, system.parts))
     warm_up(server, WARM_PROMPT)
     return server

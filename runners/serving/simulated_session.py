@@ -15,7 +15,7 @@ from results.document import part_from_json
 from results.files import read_json
 from results.record import Correctness, ServedTrace, Serving, now
 from runners.measurements.base import options_of
-from systems.base import BadOption, Unsupported
+from systems.base import BadOption
 from systems.serving.parts import REDUCTIONS
 from systems.serving.simulated import SimulatedEngine, VirtualClock
 from systems.serving.stage_costs import StageCosts
@@ -64,9 +64,8 @@ class SimulatedSession(ServingSession):
         self.cell, self.visible_device, self.phase = cell, visible_device, phase
         self.device, self.notices, self.known_limits = cell.device, (), None
         self._check_batch()
-        system = system_of(cell)
-        if not isinstance(system, ServingSystem):
-            raise Unsupported(f"{cell.system.choice} brings an engine of its own: system=orca is simulated")
+        system = system_of(cell, "brings an engine of its own: system=orca is simulated")
+        assert isinstance(system, ServingSystem)
         self.serving_system: ServingSystem = system
         self.traces = self._drawn_traces()
         self.costs = costs_of(self.options)

@@ -46,9 +46,8 @@ class Placement(Showing):
 
         for cell in request.cells:
             try:
-                system = system_of(cell)
-                if not isinstance(system, ServingSystem):
-                    raise Unsupported(f"{cell.system.choice} places its model itself: system=orca has parts")
+                system = system_of(cell, "places its model itself: system=orca has parts")
+                assert isinstance(system, ServingSystem)
                 model, parts = parted(cell, system.parts), system.parts
                 if parts.num_ranks > self.options.gpus:
                     raise BadOption(f"{parts} needs {parts.num_ranks} GPUs, and runner.gpus={self.options.gpus}")

@@ -103,7 +103,7 @@ class RequestLevel(Scheduler):
         num_positions: the longest sequence that the model takes.
         max_batch_size: requests of a batch.
         batching: one of BATCHINGS.
-        is_early_return: a finished request is answered at once, though its row may go on.
+        is_early_return: each token is answered at once, though rows of finished requests may go on.
         num_workers: stages of the engine's pipeline.
         microbatch_size: requests that go through the pipeline together (GPipe, NeurIPS 2019). 0: all of the batch.
     """
