@@ -138,6 +138,35 @@ def test_no_page_scrolls_sideways(browser: Browser, tmp_path: Path) -> None:
     check_widths(browser, tmp_path / "report.html")
 
 
+NARROW = """
+const high = () => Math.max(...[...document.querySelectorAll('#verdicts tbody tr')].map((row) => row.offsetHeight));
+document.querySelectorAll('nav details').forEach((one) => { one.open = true; });
+const closed = high();
+document.querySelectorAll('#verdicts td details').forEach((one) => { one.open = true; });
+const boxes = [...document.querySelectorAll('nav a')].map((link) => link.getClientRects().length);
+const captions = [...document.querySelectorAll('caption span')].map((one) => one.getBoundingClientRect().right);
+return [boxes, closed, high(), Math.max(...captions)];
+"""
+
+
+def test_a_narrow_window_shows_links_whole_and_rows_of_little_height(browser: Browser, tmp_path: Path) -> None:
+    """Each link is one box, in which no other begins; a long reason is short until it is opened, and scrolls then."""
+    page = made()
+    (section,) = page.sections
+    titles = [f"NVIDIA H200, torch 2.11.0, fp16, new_tokens=64, prompt_tokens={i}" for i in range(5)]
+    verdict = replace(VERDICT, reason="inception_v3: ios (schedule=inception_v3@ios@b32) over sequential. " * 16)
+    page = replace(page, sections=[replace(section, title=title) for title in titles])
+    page = replace(page, verdicts=report.verdict_table([verdict]))
+    (tmp_path / "report.html").write_text(page.html(), encoding="utf-8")
+    show(browser, 390)
+    browser.ask("/url", {"url": (tmp_path / "report.html").as_uri()})
+    boxes, closed, opened, right = browser.run(NARROW)
+    show(browser)
+    assert len(boxes) > 5 and set(boxes) == {1}
+    assert closed < 100 < opened < 250
+    assert right <= 390
+
+
 @pytest.mark.slow
 def test_the_page_of_all_committed_records_does_not_scroll_sideways(browser: Browser, tmp_path: Path, script: Run) -> None:
     reference, page = ROOT / "results" / "reference", tmp_path / "report.html"
