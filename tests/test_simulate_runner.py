@@ -220,6 +220,19 @@ def test_what_a_profile_lacks_is_told_with_what_estimates_it(run_here: Run) -> N
     assert done.stderr.endswith("; runner=advise estimates what a profile lacks\n")
 
 
+def test_a_search_on_a_cpu_is_refused_before_it_begins(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is asked. A plan needs no search: that of a file that is not there is refused as such."""
+    arguments = "runner=simulate", "model=squeezenet", "system=weave", "device=cpu"
+    done = run_here(*arguments, "system.plan=nowhere.json")
+    assert done.returncode == 2 and "nowhere.json cannot be read" in done.stderr
+    monkeypatch.setattr("runners.showings.simulate.ask", lambda *_: pytest.fail("a process is asked"))
+    done = run_here(*arguments)
+    assert done.returncode == 0 and done.stderr.startswith(
+        "opweave: weave on squeezenet: unsupported: weave searches by times"
+    )
+    assert run_here(*arguments, "output=t.json").returncode == 2
+
+
 @pytest.mark.slow
 def test_a_what_if_is_labelled_and_has_no_error(run: Run, folder: Path) -> None:
     arguments = "system=nimble", "device=cpu", "runner.gpu=v100", "output=t.json"

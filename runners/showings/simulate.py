@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 TRACES = ROOT / "results" / "reference" / "exhibits"
 
+NO_SEARCH = "weave searches by times of a GPU, which device=cpu has none of: system=ios searches by simulated ones"
+
 
 @dataclass(frozen=True)
 class SimulateOptions:
@@ -126,7 +128,7 @@ class Simulate(Showing):
         timelines: list[CellTimeline] = []
         failures: list[Failed] = []
         for cell in request.cells:
-            answer = ask(cell, request.options)
+            answer = Failed("unsupported", NO_SEARCH) if _would_search(cell) else ask(cell, request.options)
             if isinstance(answer, Failed):
                 tell(answer, cell)
                 failures.append(answer)
@@ -235,6 +237,11 @@ class Simulate(Showing):
                 "which runner=profile writes on a GPU; runner=advise estimates without"
             )
         return own
+
+
+def _would_search(cell: Cell) -> bool:
+    """Would weave search on a CPU, for operators that no profile of a GPU has?"""
+    return cell.device == "cpu" and cell.system.name == "weave" and not cell.system.get("plan")
 
 
 def _what_ran(cell: Cell) -> object:
