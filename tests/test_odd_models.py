@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import systems
 from models import Model
+from models.by_name import ByName
 from results.cell import choose
 from results.record import Record
 from runners.cell import messages, session, worker
@@ -218,6 +219,18 @@ def test_state_that_is_no_buffer_is_refused_in_training() -> None:
         systems.load("nimble").prepare_training(
             module, optimizer, nn.functional.mse_loss, (torch.randn(2, 3),), torch.randn(2, 3)
         )
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])  # whose outputs torch.jit.trace refuses in two ways
+def test_an_output_that_cannot_be_traced_is_a_reason_in_one_sentence(family: str) -> None:
+    """Where torch quotes the output's numbers, or advises its own caller."""
+    from transformers import BertConfig, BertModel, GPT2Config, GPT2Model
+
+    tiny = BertConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, vocab_size=99)
+    model = BertModel(tiny) if family == "bert" else GPT2Model(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=99))
+    reason = "torch.jit.trace takes a model that returns tensors or tuples of them, and this one returns something else"
+    with pytest.raises(Unsupported, match=f"^{re.escape(reason)}$"):
+        systems.load("torchscript").prepare(ByName(model.eval(), ["input_ids"]), (torch.ones(1, 8, dtype=torch.long),))
 
 
 def test_a_refusal_logs_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,16 +1,18 @@
 """TorchScript: the module traced and frozen. In training the forward is traced; autograd and the optimizer are eager."""
 
+import re
 import warnings
 
 import torch
 from torch import Tensor, nn
 
-from conf.text import first_line
+from conf.text import first_line, words_of
 from systems.base import Loss, Prepared, PreparedModule, System, Unsupported
 from systems.training.restore import state_kept
 from systems.training.step import ModuleStep, undone
 
 WARM_UP_RUNS = 3  # the profiling executor specialises in the first runs
+OUTPUT = re.compile("Encountering a .* at the output of the tracer|Tracer cannot infer type of")  # how torch refuses one
 
 
 class TorchScript(System):
@@ -41,4 +43,11 @@ def _traced(module: nn.Module, inputs: tuple[Tensor, ...]) -> torch.jit.ScriptMo
         try:
             return torch.jit.trace(module, copies, check_trace=False)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise Unsupported(f"torch.jit.trace refuses it: {first_line(error)}") from error
+            raise Unsupported(_reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Why torch.jit.trace refuses a module, in one sentence: torch quotes all of an output before it says what is wrong."""
+    if OUTPUT.match(words_of(error)):
+        return "torch.jit.trace takes a model that returns tensors or tuples of them, and this one returns something else"
+    return f"torch.jit.trace refuses it: {first_line(error)}"
