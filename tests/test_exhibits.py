@@ -308,6 +308,7 @@ def test_a_schedule_of_other_conditions_is_another_file(tmp_path: Path, monkeypa
         one = cell(system, model, "schedule", precision=precision)
         document = {key: [] for key in ("operators", "edges", "waits")} | {"streams": len(written), "width": 1}
         about = {"model": model, "system": system, "batch": 1, "device": "cpu", "cell": cell_to_json(one)}
+        file.parent.mkdir(exist_ok=True)  # as run.py does
         file.write_text(json.dumps(document | about))
         written.append(file)
 

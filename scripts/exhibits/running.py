@@ -155,11 +155,8 @@ class Run:
             _run_py(["-m", *_words(_without_a_record(self.timeline, "timeline")), f"output={quoted(self._trace)}"])
 
     def _schedule(self, cell: Parameters) -> None:
-        file = (
-            self.folder
-            / self._subfolder(cell)
-            / f"{cell['model']}@{system_of(cell)}@b{cell.get('batch', '1')}.schedule.json"
-        )
+        name = f"{cell['model']}@{system_of(cell)}@b{cell.get('batch', '1')}.schedule.json"
+        file = self.folder / self._subfolder(cell) / name
         if file.exists() and not self.force:
             return
         words = _words(_without_a_record(cell, "schedule"))
