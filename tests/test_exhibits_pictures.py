@@ -137,13 +137,13 @@ def test_what_the_authors_released_is_marked_apart_from_what_the_paper_prints() 
 
 def test_words_of_the_papers_stand_where_it_prints_no_number() -> None:
     """In the table, in the verdict and in the picture; judged by the number that stands for them."""
-    best = recorded.recorded(Preset.read("orca/figure4.8_simulated"))[0]
+    best = recorded.recorded(Preset.read("orca/figure4.8c_simulated"))[0]
     first = best.findings[0]
     assert judgement.published(first) == "an order of magnitude" and first.published == 10 and first.verdict == HOLDS
     assert "published an order of magnitude" in best.verdict.reason
-    charts, _ = pictures(Preset.read("orca/figure4.8_simulated"), best.evidence, best.findings)
+    charts, _ = pictures(Preset.read("orca/figure4.8c_simulated"), best.evidence, best.findings)
     labels = [tick.get_text() for axes in charts["claims"].figure.axes for tick in axes.get_yticklabels()]
-    assert "an order of magnitude, 21.2 here" in labels[0].replace("\n", " ")
+    assert "an order of magnitude, 25.8 here" in labels[0].replace("\n", " ")
 
 
 def test_both_counts_stand_beside_their_ratio() -> None:
