@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -47,23 +47,38 @@ from .workload import Arrival
 NUM_TRIALS, MOST_TRIAL_TOKENS = 4, 96  # requests that are compared, and prompt tokens of one
 TRIAL_NEW = 6  # tokens that each generates
 NUM_WARM, WARM_NEW = 4, 3  # requests before the first trace, and tokens that each generates
+S = TypeVar("S", bound=AnyServingSystem)
 NUM_ALONE = 3  # requests, one after another, that say what one takes alone
 WARM_PROMPT = 64  # tokens of each where no trace says how many
 
 
-def system_of(cell: Cell, why_own: str | None = None) -> AnyServingSystem:
-    """The system of a cell that serves. Raises BadOption, Unsupported.
+def system_of(cell: Cell) -> AnyServingSystem:
+    """The system of a cell that serves. Raises BadOption, Unsupported."""
+    return _supported(_loaded(cell), cell.device)
 
-    why_own: what is said of a peer where it has to be one of ours.
+
+def own_system_of(cell: Cell, why: str) -> ServingSystem:
+    """The same, and one of ours. Raises BadOption, Unsupported.
+
+    why: what is said of a peer.
     """
+    loaded = _loaded(cell)
+    if not isinstance(loaded, ServingSystem):  # before it is looked whether a peer is installed
+        raise Unsupported(f"{cell.system.choice} {why}")
+    return _supported(loaded, cell.device)
+
+
+def _loaded(cell: Cell) -> AnyServingSystem:
     loaded = systems.load(cell.system.name, **cell.system.options)
     if not isinstance(loaded, AnyServingSystem):
         raise Unsupported(f"{cell.system.name} executes modules and serves no requests; system=orca does")
-    if why_own is not None and not isinstance(loaded, ServingSystem):
-        raise Unsupported(f"{cell.system.choice} {why_own}")
-    if reason := loaded.unsupported(cell.device):
-        raise Unsupported(reason)
     return loaded
+
+
+def _supported(system: S, device: str) -> S:
+    if reason := system.unsupported(device):
+        raise Unsupported(reason)
+    return system
 
 
 def decoder_of(cell: Cell, parts: Parts) -> AnyDecoder | Parted:
@@ -92,8 +107,7 @@ def warm_up(server: Server | PeerServer, longest_prompt: int) -> None:
 
 def server_of(cell: Cell) -> Server:
     """A warm server of a cell, for whoever sends requests. Raises BadModel, BadOption, Unsupported, MemoryError."""
-    system = system_of(cell, "is measured as a peer: runner=serve has our own, as system=orca")
-    assert isinstance(system, ServingSystem)
+    system = own_system_of(cell, "is measured as a peer: runner=serve has our own, as system=orca")
     server = system.prepare_serving(decoder_of(cell, system.parts))
     warm_up(server, WARM_PROMPT)
     return server

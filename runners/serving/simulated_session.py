@@ -25,7 +25,7 @@ from . import metrics
 from .capacity import Tried
 from .options import SimulatedOptions, costs_file
 from .parted import parted
-from .session import NUM_ALONE, ServingSession, check_alone, prompt_seed, system_of
+from .session import NUM_ALONE, ServingSession, check_alone, own_system_of, prompt_seed
 from .simulation import simulated
 from .traffic import Seen
 from .workload import Arrival
@@ -64,8 +64,7 @@ class SimulatedSession(ServingSession):
         self.cell, self.visible_device, self.phase = cell, visible_device, phase
         self.device, self.notices, self.known_limits = cell.device, (), None
         self._check_batch()
-        system = system_of(cell, "brings an engine of its own: system=orca is simulated")
-        assert isinstance(system, ServingSystem)
+        system = own_system_of(cell, "brings an engine of its own: system=orca is simulated")
         self.serving_system: ServingSystem = system
         self.traces = self._drawn_traces()
         self.costs = costs_of(self.options)

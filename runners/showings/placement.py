@@ -39,15 +39,13 @@ class Placement(Showing):
     def run(self, request: Request) -> int:
         from models import BadModel
         from runners.serving.parted import parted
-        from runners.serving.session import system_of
+        from runners.serving.session import own_system_of
         from systems.base import BadOption, Unsupported
         from systems.serving.simulated import LinearCost, SimulatedEngine, VirtualClock
-        from systems.serving.system import ServingSystem
 
         for cell in request.cells:
             try:
-                system = system_of(cell, "places its model itself: system=orca has parts")
-                assert isinstance(system, ServingSystem)
+                system = own_system_of(cell, "places its model itself: system=orca has parts")
                 model, parts = parted(cell, system.parts), system.parts
                 if parts.num_ranks > self.options.gpus:
                     raise BadOption(f"{parts} needs {parts.num_ranks} GPUs, and runner.gpus={self.options.gpus}")
