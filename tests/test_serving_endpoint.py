@@ -1055,20 +1055,20 @@ def test_every_parameter_that_openai_documents_is_served_or_refused_or_changes_n
             return (1, 2)
 
     is_chat = documented is openai.types.chat.completion_create_params
-    asked = {"messages": [{"role": "user", "content": "a"}]} if is_chat else {"prompt": "a"}
+    body = {"messages": [{"role": "user", "content": "a"}]} if is_chat else {"prompt": "a"}
     room = 100 if is_chat else None
-    usual = Completion.of(asked | {"seed": 1}, Talking(), room)
+    usual = Completion.of(body | {"seed": 1}, Talking(), room)
     for key in documented.CompletionCreateParamsBase.__annotations__:
         if key in LABELS:
-            assert Completion.of(asked | {"seed": 1, key: "a"}, Talking(), room) == usual
+            assert Completion.of(body | {"seed": 1, key: "a"}, Talking(), room) == usual
         elif key not in SERVED | OF_CHATS_ALONE:
             for wish in (WISHES.get(key, {"a": 1}), 7, "xyz"):
                 with pytest.raises(BadBody, match=f"^{key}=.* is not served here$"):
-                    Completion.of(asked | {key: wish}, Talking(), room)
+                    Completion.of(body | {key: wish}, Talking(), room)
     if is_chat:
-        assert Completion.of(asked | {"max_completion_tokens": 5}, Talking(), room).max_tokens == 5
+        assert Completion.of(body | {"max_completion_tokens": 5}, Talking(), room).max_tokens == 5
         with pytest.raises(BadBody, match="max_tokens and max_completion_tokens are two names"):
-            Completion.of(asked | {"max_completion_tokens": 5, "max_tokens": 5}, Talking(), room)
+            Completion.of(body | {"max_completion_tokens": 5, "max_tokens": 5}, Talking(), room)
 
 
 def test_a_signal_lets_what_has_come_be_answered(running: Running) -> None:

@@ -25,9 +25,8 @@ NOT_SERVED: dict[str, tuple[object, ...]] = {  # and the values that are no wish
     **{"detokenize": (True,), "spaces_between_special_tokens": (True,), "audio": (), "moderation": (), "prediction": ()},
     **{"web_search_options": ()},
 }
-LABELS = (  # which change no answer
-    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-)
+# Which change no answer.
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options")
 SERVED = frozenset(
     (
         *("model", "max_tokens", "temperature", "top_p", "seed", "stop", "stop_token_ids", "ignore_eos", "stream"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 TRACES = ROOT / "results" / "reference" / "exhibits"
 
-NO_SEARCH = "weave searches by times of a GPU, which device=cpu has none of: system=ios searches by simulated ones"
+NO_SEARCH = "device=cpu has no times of a GPU, by which weave searches: system=ios searches by simulated ones"
 
 
 @dataclass(frozen=True)
