@@ -118,7 +118,7 @@ def test_a_chart_is_read_at_a_columns_width(name: str) -> None:
     for key, figure in charts(name):
         with style.house():
             wide = key == "claims" and len(recorded(exhibit(name)[0])[0].findings) > MANY
-            assert figure.get_figwidth() == (style.PAGE if wide else style.COLUMN) and figure.get_figheight() < 11.5, key
+            assert figure.get_figwidth() == (style.PAGE if wide else style.COLUMN) and figure.get_figheight() < 11, key
             assert min(text.get_fontsize() for text in texts(figure)) >= SMALLEST, key
             check_words(figure)
 
