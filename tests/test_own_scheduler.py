@@ -88,7 +88,10 @@ def test_a_schedule_that_may_give_a_wrong_answer_is_not_written(own: Path, folde
     done = run_here("runner=schedule", *cell, "output=s.json")
     assert done.returncode == 1 and not done.stdout and not (folder / "s.json").exists()
     *_, line = done.stderr.splitlines()
-    assert line.startswith("opweave: failed: InvalidSchedule: operator ") and "neither a stream nor a wait" in line
+    assert (
+        line.startswith("opweave: custom on custom: failed: InvalidSchedule: operator ")
+        and "neither a stream nor a wait" in line
+    )
 
 
 def test_wrong_requests_are_told(own: Path, folder: Path, run_here: Run) -> None:

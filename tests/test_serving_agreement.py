@@ -140,7 +140,7 @@ def test_the_chart_of_what_is_simulated_has_the_real_points_of_its_lines() -> No
     (best, *_) = recorded(preset)
     charts, _ = pictures(preset, best.evidence, best.findings)
     figure = charts["serving"].figure
-    (axes,) = [axes for axes in figure.axes if axes.get_title() == "GPT 13B"]
+    (axes,) = figure.axes
     rings = [line for line in axes.lines if line.get_markersize() == RING["markersize"]]
     drawn = sorted((x, y) for line in rings for x, y in line.get_xydata().tolist())
     with_lines = [
