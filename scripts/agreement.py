@@ -8,7 +8,7 @@ import gzip
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -72,8 +72,13 @@ def farthest(among: Sequence[Point]) -> tuple[float, float]:
     return max((abs(point.throughput_error) for point in among), default=0.0), max(latencies, default=0.0)
 
 
-def standing(costs: str, lengths: Lengths) -> tuple[bool, str]:
+def standing(costs: str, lengths: Lengths, systems: Iterable[str] = ()) -> tuple[bool, str]:
     """Whether figures that are simulated with some costs are shown, and by what numbers.
+
+    Args:
+        costs: a file of runner=iteration_costs, or the name of a committed one.
+        lengths: of the requests.
+        systems: choices that are compared; those without a real point are named.
 
     They go by points of requests of the same lengths: static batches of equal requests are farther off than those of others.
     Costs without real points go by the points of committed ones that are split in no other way. Costs of a part of layers or
@@ -96,6 +101,9 @@ def standing(costs: str, lengths: Lengths) -> tuple[bool, str]:
     if num_near < len(among):
         most = f"{THROUGHPUT:.0%} and {LATENCY:.0%}"
         return False, f"{len(among) - num_near} of {counted(len(among), 'real point')}{whose} are not within {most}: {off}"
+    real = {point.cell.system.choice for point in among}
+    lacking = sorted({*systems} - real)
+    off += f", and no real point is of {', '.join(lacking)}" * bool(lacking)
     return True, f"at {counted(len(among), 'real point')}{whose} {off}"
 
 

@@ -74,6 +74,12 @@ def test_costs_that_are_off_are_refused(slow_costs: str) -> None:
     assert standing("gpt_31b-h200", LENGTHS) == (False, "its costs, gpt_31b-h200, are not there any more")
 
 
+def test_systems_that_no_real_point_is_of_are_named() -> None:
+    of_static_batches = standing(COMMITTED, LENGTHS, ["orca", "request_level_microbatches", "request_level_padded"])[1]
+    assert of_static_batches.endswith(", and no real point is of request_level_microbatches")
+    assert standing(COMMITTED, LENGTHS, ["orca", "request_level"]) == standing(COMMITTED, LENGTHS)
+
+
 def test_costs_of_another_gpu_go_by_the_points_of_committed_ones(tmp_path: Path) -> None:
     """No real point is theirs."""
     document = read_json(costs_file(COMMITTED)) | {"device": "NVIDIA B300"}

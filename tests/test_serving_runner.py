@@ -47,7 +47,7 @@ from runners.serving.session import BatchTimes, EngineSession, ServingSession
 from runners.serving.simulation import simulated
 from runners.serving.traffic import GeneratorEnded, Seen
 from runners.serving.wire import HEADER, Frames, Kind, Plan, numbers, send, tokens_body
-from runners.serving.workload import Arrival, drawn, read
+from runners.serving.workload import Arrival, at_rate, drawn, read
 from systems.base import BadOption, Unsupported
 from systems.serving import costs
 from systems.serving.attention import split
@@ -90,6 +90,16 @@ def test_traces_of_one_seed_differ_in_their_rate_alone() -> None:
     slow, fast, other = (drawn(50, rate, 1.0, (1, 9), (1, 9), seed) for rate, seed in ((1.0, 0), (4.0, 0), (1.0, 1)))
     assert [a.prompt_tokens for a in slow] == [a.prompt_tokens for a in fast] != [a.prompt_tokens for a in other]
     assert [a.due_s / 4 for a in slow] == pytest.approx([a.due_s for a in fast]) and slow[0].due_s == 0
+
+
+@given(st.integers(2, 60), st.floats(0.1, 50.0), st.integers(0, 99))
+def test_a_trace_at_a_rate_comes_at_it_and_keeps_its_bursts(count: int, rate: float, seed: int) -> None:
+    trace = drawn(count, 1.0, 1.0, (1, 9), (1, 9), seed)
+    scaled = at_rate(trace, rate)
+    assert scaled[-1].due_s == pytest.approx((count - 1) / rate)
+    assert [a.due_s / scaled[-1].due_s for a in scaled] == pytest.approx([a.due_s / trace[-1].due_s for a in trace])
+    assert [(a.prompt_tokens, a.max_new_tokens) for a in scaled] == [(a.prompt_tokens, a.max_new_tokens) for a in trace]
+    assert at_rate(trace[:1], rate) == trace[:1]
 
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
@@ -807,12 +817,13 @@ def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyP
 def test_each_seed_has_a_trace_at_each_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     session = of_cell("capacity", ServingSession, repeats=3, steps=1, slo_ms=1e6)
     (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "capacity")
-    served: list[tuple[float, int]] = []
+    served: list[tuple[float, int]] = []  # when the second request of a trace came, and the seed
 
     def run(server: Server, trace: Sequence[Arrival], prompts: str, *others: int) -> Seen:
         span_s = trace[-1].due_s
         seed = int(prompts.split()[0])
-        served.append((round(7 / span_s, 3), seed))
+        served.append((trace[1].due_s, seed))
+        assert span_s == pytest.approx(7 / float(prompts.split()[-1]), rel=1e-3)
         is_late = seed == 1 and len(served) > 3
         return seen_of([a.due_s for a in trace], [(a.due_s + span_s * (1 + seed) / (2 if is_late else 200),) for a in trace])
 
@@ -820,7 +831,7 @@ def test_each_seed_has_a_trace_at_each_rate(monkeypatch: pytest.MonkeyPatch) -> 
     part = measurement.measure(session)
     assert isinstance(part, Measured)
     assert [seed for _, seed in served] == [0, 1, 2] * len(set(part.samples["stable_rate"] + part.samples["unstable_rate"]))
-    assert len({rate for rate, _ in served[:3]}) == 3  # each seed has arrivals of its own
+    assert len({due_s for due_s, _ in served[:3]}) == 3  # each seed has arrivals of its own
     assert part.samples["stable_rate"] == (50.0,) and part.samples["trace_rate"][:3] == (50.0,) * 3
     assert part.samples["unstable_trace_rate"] == part.samples["unstable_rate"]
     assert part.samples["normalized_ms"] == (sorted(part.samples["trace_ms"][:3])[1],)

@@ -37,7 +37,8 @@ from runners.serving.options import costs_file
 from runners.serving.parted import Parted
 from runners.serving.simulated_session import SimulatedSession
 from runners.serving.simulation import simulated as simulated_trace
-from runners.serving.workload import Arrival, drawn
+from runners.serving.traffic import Seen
+from runners.serving.workload import Arrival, at_rate, drawn
 from runners.showings.iteration_costs import FEW_LAYERS, IterationCosts
 from systems.base import BadOption
 from systems.serving import costs
@@ -502,11 +503,9 @@ OF_13B: dict[str, Callable[[], Scheduler]] = {
 }
 
 
-def trace_of_13b(count: int, rate: float, seed: int) -> list[Arrival]:
-    """Figure 4.8's requests, which come at this very rate: of a hundred drawn ones it is as often a tenth more or less."""
-    arrivals = drawn(count, 1.0, 1.0, (32, 512), (1, 128), seed)
-    scale = (count - 1) / arrivals[-1].due_s / rate
-    return [replace(arrival, due_s=arrival.due_s * scale) for arrival in arrivals]
+def trace_of_13b(count: int, rate: float, seed: int) -> tuple[Arrival, ...]:
+    """Figure 4.8's requests, which come at this very rate."""
+    return at_rate(drawn(count, 1.0, 1.0, (32, 512), (1, 128), seed), rate)
 
 
 @cache
@@ -655,6 +654,20 @@ def test_a_simulated_rate_has_a_trace_of_each_seed(tmp_path: Path) -> None:
     one, three = (simulated_session(tmp_path, COSTS, repeats=repeats).try_rate(1e-7) for repeats in (1, 3))
     assert one.trace_ms == three.trace_ms[:1] and len({*three.trace_ms}) == 3
     assert three.normalized_ms == median(filter(None, three.trace_ms))
+
+
+def test_a_simulated_rate_is_that_of_its_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As drawn they come at others, whatever the rate."""
+    session = simulated_session(tmp_path, COSTS, requests=30, repeats=2)
+    last_s: list[float] = []
+    simulate = session.simulate
+
+    def noting(trace: tuple[Arrival, ...], seed: str) -> Seen:
+        last_s.append(trace[-1].due_s)
+        return simulate(trace, seed)
+
+    monkeypatch.setattr(session, "simulate", noting)
+    assert session.try_rate(4.0).rate == 4.0 and last_s == pytest.approx([29 / 4] * 2)
 
 
 def test_a_request_alone_that_no_slots_hold_is_refused(tmp_path: Path) -> None:

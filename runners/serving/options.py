@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from runners.checks import BadRequest, at_least, is_positive, not_negative, positive_integer
 
-from .workload import Arrival, drawn, read, span_of
+from .workload import Arrival, at_rate, drawn, read, span_of
 
 COSTS = Path(__file__).resolve().parents[2] / "results" / "reference" / "simulation" / "serving"  # of runner=iteration_costs
 SUFFIX = ".json.gz"
@@ -87,6 +87,10 @@ class ServingOptions:
             return tuple(replace(arrival, due_s=arrival.due_s / self.trace_speed) for arrival in arrivals)
         prompt, new = span_of("runner.prompt_tokens", self.prompt_tokens), span_of("runner.new_tokens", self.new_tokens)
         return drawn(self.requests, self.rate, self.burstiness, prompt, new, seed)
+
+    def trace_at(self, rate: float, seed: int) -> tuple[Arrival, ...]:
+        """The requests of one trace, at another rate and at this very one."""
+        return at_rate(self.trace_of(seed), rate)
 
 
 @dataclass(frozen=True)

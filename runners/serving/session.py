@@ -232,11 +232,11 @@ class ServingSession(Session):
 
     def try_rate(self, rate: float) -> Tried:
         """A trace of each seed at another rate."""
-        options, seen = replace(self.options, rate=rate), []
+        options, seen = self.options, []
         for seed in range(self.cell.conditions.seed, self.cell.conditions.seed + options.repeats):
             self.phase(f"serving: {rate:.3g} requests a second")
-            prompts = prompt_seed(seed, rate)
-            seen.append(traffic.run(self.server, options.trace_of(seed), prompts, 0, options.shared_tokens))
+            trace, prompts = options.trace_at(rate, seed), prompt_seed(seed, rate)
+            seen.append(traffic.run(self.server, trace, prompts, 0, options.shared_tokens))
         return Tried.of(rate, seen)
 
     def both_clocks(self) -> tuple[tuple[ClockedTrace, ...], dict[str, tuple[float, ...]]]:

@@ -133,9 +133,9 @@ class SimulatedSession(ServingSession):
         return Serving(numbers, served, self._server.num_slots, "virtual", now())
 
     def try_rate(self, rate: float) -> Tried:
-        options, first = replace(self.options, rate=rate), self.cell.conditions.seed
+        options, first = self.options, self.cell.conditions.seed
         seeds = range(first, first + options.repeats)
-        return Tried.of(rate, [self.simulate(options.trace_of(seed), prompt_seed(seed, rate)) for seed in seeds])
+        return Tried.of(rate, [self.simulate(options.trace_at(rate, seed), prompt_seed(seed, rate)) for seed in seeds])
 
     def alone_ms(self, prompt_tokens: int, new_tokens: int) -> float:
         check_alone(prompt_tokens, new_tokens, self._server.bounds)

@@ -8,7 +8,7 @@ import math
 import random
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from reprlib import repr as shown
@@ -65,6 +65,13 @@ def drawn(
         requests.append(Arrival(due_s, lengths.randint(*prompt_tokens), lengths.randint(*new_tokens)))
         due_s += gaps.gammavariate(burstiness, 1 / burstiness) / rate
     return tuple(requests)
+
+
+def at_rate(trace: Sequence[Arrival], rate: float) -> tuple[Arrival, ...]:
+    """The same requests, whose mean gap is that of a rate: a hundred drawn ones often come a tenth faster or slower."""
+    last_s = trace[-1].due_s
+    scale = (len(trace) - 1) / rate / last_s if last_s else 1.0
+    return tuple(replace(arrival, due_s=arrival.due_s * scale) for arrival in trace)
 
 
 def read(file: Path, count: int) -> tuple[Arrival, ...]:

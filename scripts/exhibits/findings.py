@@ -29,6 +29,8 @@ from .quantities import (
     TRENDS,
     Missing,
     Quantity,
+    block_gain,
+    blocks,
     makespan,
     ratios_of_traces,
     served_ends,
@@ -199,6 +201,8 @@ class _Figure:
         quantity = PLAIN[metric][0] if metric in PLAIN else RATIOS.get(metric)
         if quantity is makespan:
             return "the shortest call"
+        if quantity is block_gain and self.model is not None:
+            return f"the largest of {len(blocks(self.evidence, (self.model, int(self.value.batch)), self.system))} blocks"
         if quantity is None or quantity not in SOURCED:
             return ""
         sources = [source for row in self._rows() if (source := self._source(quantity, row))]

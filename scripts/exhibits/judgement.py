@@ -182,8 +182,10 @@ def how_it_stands(finding: Finding, stands: bool) -> str:
 
 def notes(preset: Preset, evidence: Evidence) -> list[str]:
     """What has to be known of an exhibit beside its figures: the preset's remark, and how near its simulations are."""
-    costs = simulated_by(evidence.measured) if evidence.measured is not None else []
-    near = [f"With {Path(file).name} {standing(file, lengths)[1]}" for file, lengths in costs]
+    if (measured := evidence.measured) is None:
+        return [preset.remark] * bool(preset.remark)
+    systems = [system.choice for system in measured.systems]
+    near = [f"With {Path(file).name} {standing(file, lengths, systems)[1]}" for file, lengths in simulated_by(measured)]
     return [preset.remark] * bool(preset.remark) + near
 
 
