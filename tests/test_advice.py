@@ -66,6 +66,7 @@ def made_set(program: Program, microseconds: list[float], blocks: int = 8) -> Me
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.floats(1, 100), min_size=20, max_size=20))
+@pytest.mark.slow
 def test_limits_are_those_of_the_graph(program: Program, times_us: list[float]) -> None:
     """The longest path is networkx's; no forecast is below it, and none above the sum with all launches and edges."""
     measured = made_set(program, times_us[: len(program.graph)])
@@ -362,6 +363,7 @@ def test_gains_are_predicted_within_the_targets() -> None:
     assert sum(rights) >= 0.9 * len(rights)
 
 
+@pytest.mark.slow
 def test_the_runner_advises_without_a_gpu(run: Run, folder: Path) -> None:
     done = run("runner=advise", "model=squeezenet", "device=cpu", "output=a.json")
     assert done.returncode == 0, done.stderr

@@ -169,6 +169,7 @@ def test_a_wrong_factory_is_one_line(folder: Path, monkeypatch: pytest.MonkeyPat
     assert isinstance(answer, Refused) and says in answer.reason and "\n" not in answer.reason
 
 
+@pytest.mark.slow
 def test_a_folder_of_ones_own_may_have_names_of_ours(run: Run, folder: Path) -> None:
     """Of every room: a project has models and results too. A factory within such a one is told what is in its place."""
     rooms = ("conf", "models", "results", "runners", "systems")
@@ -185,6 +186,7 @@ def test_a_folder_of_ones_own_may_have_names_of_ours(run: Run, folder: Path) -> 
         assert done.returncode == 2 and f"in the place of {folder / 'models'}: rename yours" in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_a_wrong_factory_after_a_right_one_ends_a_sweep_before_it_measures(run: Run, folder: Path) -> None:
     before = sorted(os.listdir(folder))
     done = run("-m", "model=custom", "model.factory=tiny:make,tiny:mak", "system=eager", "device=cpu")
@@ -344,6 +346,7 @@ def test_one_cell_from_request_to_record(run: Run, folder: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+\+00:00", record["when"])
 
 
+@pytest.mark.slow
 def test_a_schedule_is_written_whole_and_only_where_there_is_one(run: Run, run_here: Run, folder: Path) -> None:
     arguments = ["runner=schedule", "model=custom", "model.factory=tiny:make", "batch=3"]
     done = run(*arguments, "system=nimble", "output=new/deep/s.json")

@@ -44,6 +44,7 @@ def cubins(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.rglob("*.cubin"))
 
 
+@pytest.mark.slow
 def test_processes_compile_each_kernel_into_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first does not compile: its depth is no power of two. The third is of the same process, and does."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -53,6 +54,7 @@ def test_processes_compile_each_kernel_into_the_cache(tmp_path: Path, monkeypatc
     assert cubins(tmp_path) == ["_dense.cubin", "_dense.cubin", "_separable.cubin"]
 
 
+@pytest.mark.slow
 def test_a_kernel_stays_the_same_when_torchinductor_sets_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +70,7 @@ def test_a_kernel_stays_the_same_when_torchinductor_sets_its_library(
     assert cubins(tmp_path) == ["_dense.cubin"]
 
 
+@pytest.mark.slow
 def test_a_kernel_stays_the_same_when_torchinductor_sets_its_ptxas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As it does when it first compiles. This process has compiled before, and keeps its keys."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))

@@ -135,6 +135,7 @@ def test_what_the_authors_released_is_marked_apart_from_what_the_paper_prints() 
     assert others and not any(finding.is_released for finding in others)
 
 
+@pytest.mark.slow
 def test_words_of_the_papers_stand_where_it_prints_no_number() -> None:
     """In the table, in the verdict and in the picture; judged by the number that stands for them."""
     best = recorded.recorded(Preset.read("orca/figure4.8c_simulated"))[0]

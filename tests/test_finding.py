@@ -342,6 +342,7 @@ def test_the_rules_as_they_are_told_name_their_thresholds() -> None:
     assert "25 %" in RULES["at_most"] and "100 %" in RULES["at_most"] and "50 %" in RULES["at_least"]
 
 
+@pytest.mark.slow
 def test_two_processes_of_one_system_rarely_differ_by_more_here() -> None:
     """Of the A/A margins of all committed groups at least 90 % are within what an interval of one process is widened by."""
     packs = sorted((REFERENCE / "h200").glob("*.jsonl.gz"))

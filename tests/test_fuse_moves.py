@@ -146,6 +146,7 @@ class Made(nn.Module):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=14))
+@pytest.mark.slow
 def test_any_graph_computes_what_it_did(steps: list[tuple[int, int, int]]) -> None:
     """Kernels are run as the graphs that they are compiled from: what is grouped is in question here, not TorchInductor."""
     x = torch.randn(2, 3, 4)

@@ -96,6 +96,7 @@ def test_a_merge_that_copies_its_outputs_has_a_time_of_its_own() -> None:
 
 @settings(max_examples=25)
 @given(convolutions(), st.sampled_from(list(READERS)), st.integers(1, 2), st.booleans())
+@pytest.mark.slow
 def test_who_reads_a_merged_convolution_gets_what_eager_gives(
     branches: list[nn.Module], reader: str, batch: int, is_channels_last: bool
 ) -> None:

@@ -54,6 +54,7 @@ LIMITS = st.sampled_from([(None, None), (1, None), (None, 2), (2, 1), (3, 2), (3
 
 @settings(max_examples=30)
 @given(dags(max_nodes=8, max_edges=14), LIMITS, st.integers(0, 99))
+@pytest.mark.slow
 def test_the_search_is_exact(graph: OperatorGraph, limits: tuple[int | None, int | None], seed: int) -> None:
     assume(len(graph) < 7 or len(graph.edges) > 4)  # brute force takes minutes on eight operators without edges
     r, s = limits

@@ -43,6 +43,7 @@ def test_what_was_learned_is_not_measured_again(choice: str, options: dict) -> N
 
 
 @pytest.mark.parametrize(("cache", "told"), [("", 0), ("/proc/opweave", 1)])
+@pytest.mark.slow
 def test_python_is_told_only_what_one_can_act_on(tmp_path: Path, cache: str, told: int) -> None:
     """A process of its own, whose filters nobody has changed."""
     program = (

@@ -51,6 +51,7 @@ def writer(name: str, count: int) -> "subprocess.Popen[str]":
     return subprocess.Popen([sys.executable, "-c", WRITER, name, str(count)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_processes_that_write_at_once_lose_nothing() -> None:
     processes = [writer(name, 40) for name in ("a", "b")]
     assert [process.communicate()[0].split()[-1] for process in processes] == ["39", "39"]
@@ -90,6 +91,7 @@ def holder(value: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.slow
 def test_of_two_that_want_a_cost_one_waits_and_knows_it_then(is_killed: bool) -> None:
     """Also where the first one dies: then nothing is known, and nobody waits any longer."""
     first = holder("first")

@@ -183,6 +183,7 @@ def test_a_file_of_another_kind_is_none(tmp_path: Path) -> None:
         MeasuredSet.read(file)
 
 
+@pytest.mark.slow
 def test_the_runner_shows_a_set(tmp_path: Path) -> None:
     """As a cell's process does, here on a CPU."""
     runner = choose("runner", "profile", schedules="greedy nimble", random_schedules=2)

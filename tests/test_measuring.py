@@ -121,6 +121,7 @@ os._exit(0)  # to give back what was imported takes a second
 """
 
 
+@pytest.mark.slow
 def test_memory_sees_what_a_call_holds_at_once_and_not_what_it_gave_back() -> None:
     # In a process each, as every cell: what earlier tests left behind would be given back in the midst of it.
     command = [sys.executable, "-c", MEASURE_MEMORY]
@@ -256,6 +257,7 @@ def test_a_rounds_calls_are_those_of_the_prepared_system(tmp_path, monkeypatch) 
 
 
 @pytest.mark.parametrize("known", [None, Limits(1.0, 2.0, 3)])
+@pytest.mark.slow
 def test_a_system_that_rewrites_the_model_has_limits_of_its_own_beside_the_models(known: Limits | None) -> None:
     system = choose("system", "nimble", fold_batch_norm=True)
     chosen = choose("model", "resnet18"), system, choose("runner", "limits")

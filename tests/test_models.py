@@ -365,6 +365,7 @@ def blocks(page: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_the_pages_steps_add_a_model(tmp_path: Path) -> None:
     """The steps of models/README.md on a copy of the project: two files, a row that is checked, a command that is run."""
     steps = [block.partition("\n")[2] for block in blocks(ROOT / "models" / "README.md")]

@@ -370,7 +370,20 @@ def counts(name: str, *, training: bool = False, **options: str) -> models.Count
     return models.count(model.module, model.inputs)
 
 
-@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: "_".join([figure.model, *map(str, figure.options.values())]))
+def name_of(figure: Figure) -> str:
+    return "_".join([figure.model, *map(str, figure.options.values())])
+
+
+LARGE = ("gptj_6b", "gptj_6b_decode", "sd15_unet", "nasnet_large", "efficientnet_b5", "darts", "amoebanet", "randwire_large")
+MOST_LAYERS = 40  # of a GPT that is no slow test
+
+
+def marks_of(figure: Figure) -> list[pytest.MarkDecorator]:
+    is_large = figure.model in LARGE or int(str(figure.options.get("layers", 0))) > MOST_LAYERS
+    return [pytest.mark.slow] * is_large
+
+
+@pytest.mark.parametrize("figure", [pytest.param(figure, id=name_of(figure), marks=marks_of(figure)) for figure in FIGURES])
 def test_counts_are_the_published_ones(figure: Figure) -> None:
     measured = counts(figure.model, **figure.options)
     assert close(measured.parameters, figure.parameters, 0.01 if figure in TODAY else 0.02), figure.source

@@ -75,6 +75,7 @@ def rounding_and_effect(name: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", TODAY)
+@pytest.mark.slow
 def test_rounding_in_bf16_is_far_below_what_inputs_do(name: str) -> None:
     """Else no wrong execution could be told from rounding."""
     rounding, effect = rounding_and_effect(name)
@@ -82,6 +83,7 @@ def test_rounding_in_bf16_is_far_below_what_inputs_do(name: str) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_each_damped_branch_of_deeplab_shows_beside_rounding() -> None:
     rounding, _ = rounding_and_effect("deeplabv3_resnet50")
     model = models.load("deeplabv3_resnet50", 1, size="small")
@@ -127,7 +129,13 @@ def test_train_forms_of_the_large_ones_run(name: str) -> None:
     assert outputs(model.module(*model.inputs))[0].shape[0] == 2
 
 
-@pytest.mark.parametrize("name", ["amoebanet", "bert", "darts", "efficientnet_b0", "gpt2", "mobilenet_v2", "t5"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bert", "efficientnet_b0", "gpt2", "mobilenet_v2", "t5"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("amoebanet", "darts")),
+    ],
+)
 def test_export(name: str) -> None:
     """One of each kind; tests of the systems capture others."""
     model = models.load(name, 1, device="meta", **CHEAP.get(name, {"sequence": 16}))

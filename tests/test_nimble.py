@@ -54,7 +54,11 @@ def test_streams_that_are_reused_order_nothing_more(graph: OperatorGraph) -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "streams", "num_waits"), [("googlenet", 4, 54), ("inception_v3", 6, 70), ("bert", 3, 51), ("t5", 22, 102)]
+    ("model", "streams", "num_waits"),
+    [
+        ("googlenet", 4, 54),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("inception_v3", 6, 70), ("bert", 3, 51), ("t5", 22, 102))),
+    ],
 )
 def test_the_streams_of_the_released_code(model: str, streams: int, num_waits: int) -> None:
     """GoogLeNet's are the 4 that Opara's Section 5.2 counts of Nimble."""

@@ -149,6 +149,7 @@ def test_several_shapes_live_side_by_side(device: str) -> None:
     fast.close()
 
 
+@pytest.mark.slow
 def test_inputs_may_go_by_name_as_a_tokenizer_gives_them(device: str) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

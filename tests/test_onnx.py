@@ -102,6 +102,7 @@ class TestDigests:
         one, two = (Exported(Lambda(partial(torch.mul, c)), image()) for c in constants)
         assert one.structure == two.structure and one.content != two.content
 
+    @pytest.mark.slow
     def test_they_are_the_same_in_every_process(self) -> None:
         code = (
             "import models; from systems.compilers.exported import Exported; m = models.load('squeezenet', 1);"
@@ -187,6 +188,7 @@ class TestExported:
 
 
 class TestExport:
+    @pytest.mark.slow
     def test_the_file_is_valid_agrees_and_is_kept(self, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
         module, exported = small(), Exported(small(), image())
         with onnx_file(exported, module, cache) as artefact:
@@ -324,6 +326,7 @@ class TestOnnxRuntime:
 
     @pytest.mark.parametrize("precision", ["fp32", "fp16"])
     @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+    @pytest.mark.slow
     def test_precisions_and_layouts(self, precision: str, layout: str) -> None:
         model = models.place(models.load("squeezenet", 1), device="cpu", precision=precision, layout=layout)
         prepared = OnnxRuntime().prepare(model.module, model.inputs)

@@ -214,6 +214,7 @@ def test_a_sweep_writes_into_no_pack(tmp_path: Path) -> None:
     assert len(documents_of(file)) == 1
 
 
+@pytest.mark.slow
 def test_the_table_of_cells_is_what_the_records_give() -> None:
     text = cells.table(readme.RESULTS)
     assert text == readme.CELLS.read_text(encoding="utf-8")

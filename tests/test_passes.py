@@ -151,6 +151,7 @@ prepared.close()
 
 
 @pytest.mark.parametrize("system", ["nimble", "ios"])
+@pytest.mark.slow
 def test_a_pass_is_added_by_the_steps_of_the_page(system: str, tmp_path: Path) -> None:
     for part in ("conf", "models", "systems"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))

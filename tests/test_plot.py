@@ -505,6 +505,7 @@ def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_draws_png_and_svg(tmp_path: Path) -> None:
     arguments = (
         "speedup",

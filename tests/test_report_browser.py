@@ -79,6 +79,7 @@ return [...table.tBodies[0].rows].map((row) => row.cells[column].textContent);
 """
 
 
+@pytest.mark.slow
 def test_a_browser_shows_the_whole_page_from_a_file(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(made().html(), encoding="utf-8")

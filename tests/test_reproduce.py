@@ -55,6 +55,7 @@ def test_a_small_run_takes_no_whole_runs_place(tmp_path: Path) -> None:
         assert read_verdicts(file) == [expected]
 
 
+@pytest.mark.slow
 def test_the_command_of_a_verdict_holds_what_was_changed(script: Script, tmp_path: Path) -> None:
     """And not how its sweeps are run, or where the records are."""
     turns = "results=results/reference/h200/turns.jsonl.gz", "--output", str(tmp_path)
@@ -133,6 +134,7 @@ def test_a_table_of_ios_and_one_of_opara(tmp_path: Path) -> None:
     assert before == {file: file.stat().st_mtime_ns for file in (tmp_path / "out").rglob("*.schedule.json")}
 
 
+@pytest.mark.slow
 def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
     """--judge runs nothing; on the committed records its verdicts are those of the page, and a report takes them."""
     here = "results=results/reference/h200/overview.jsonl.gz", "--output", str(tmp_path / "out")
@@ -231,6 +233,7 @@ def test_a_figure_of_orca_finds_rates_of_a_small_model(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "orca-figure4.9-small" / "serving.svg").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_all_says_at_once_what_it_leaves_out_without_a_gpu(tmp_path: Path) -> None:
     """Judged alone, so that nothing runs: every exhibit is gone through, and the last lines sum up."""
     (tmp_path / "none").mkdir()

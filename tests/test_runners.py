@@ -247,6 +247,7 @@ def test_no_worker_outlives_a_killed_parent() -> None:
     assert len(keeper_and_worker) == 2 and gone(keeper_and_worker, within=5)
 
 
+@pytest.mark.slow
 def test_what_is_imported_ahead_is_what_every_cell_of_the_model_needs() -> None:
     code = (
         "import sys; from results.cell import choose; from runners.cell.worker import import_ahead\n"

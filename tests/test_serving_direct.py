@@ -76,6 +76,7 @@ def one_of_three_by_words() -> float:
 
 
 @pytest.mark.parametrize("function", [one_of_three, one_of_three_by_words])
+@pytest.mark.slow
 def test_sums_are_of_all_parts_in_tritons_interpreter(function: Callable[[], float]) -> None:
     program = f"import json, test_serving_direct as test; print(json.dumps(test.{function.__name__}()))"
     done = subprocess.run(

@@ -380,6 +380,7 @@ def test_a_client_that_goes_away_before_its_answer_gives_its_slots_back(running:
     assert running.metric("tokens_total") < num_before + 2040, "it was served to its end"
 
 
+@pytest.mark.slow
 def test_two_hundred_streams_at_once_are_each_that_of_its_prompt_alone(running: Running) -> None:
     """A client beside them that does not read loses nothing, and holds up nobody."""
     module = load_decoder("gpt", "cpu", "fp32", layers=1, hidden=64, heads=2)
@@ -468,6 +469,7 @@ def check_refusal(status: int, messages: str, words: str) -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_server_that_cannot_be_is_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, options: list[str], variables: dict[str, str], words: str
 ) -> None:
@@ -716,6 +718,7 @@ def test_headers_that_do_not_end_have_their_connection_closed(first: bytes, monk
     assert spoken_to(Bytes(), client) == ["ending; new requests are refused"]
 
 
+@pytest.mark.slow
 def test_an_answer_takes_longer_than_headers_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a connection's first request and on its next."""
     monkeypatch.setattr("runners.serving.endpoint.HEADERS_S", 0.1)
@@ -862,6 +865,7 @@ def test_what_is_tokenized_when_the_signal_comes_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("few", "most", "lines"), [(90, 90, 1), (90, 1000, 0)])
+@pytest.mark.slow
 def test_more_connections_than_files_wait_and_are_told_of_in_a_line(tmp_path: Path, few: int, most: int, lines: int) -> None:
     """The limit is raised as far as the system lets it be."""
     running = Running(tmp_path, limits=(few, most))

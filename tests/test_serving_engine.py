@@ -410,6 +410,7 @@ def operators_differ(device: str, dtype: torch.dtype, is_early: bool) -> list[fl
     return differences
 
 
+@pytest.mark.slow
 def test_kernels_are_what_pytorch_computes_in_tritons_interpreter() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FUSED], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True

@@ -205,6 +205,7 @@ def test_a_worker_says_whether_it_lost_another(error: Exception, status: int, ca
     assert told(error) == status and capfd.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = started(Parts(1, 2))
     try:
@@ -224,6 +225,7 @@ def test_a_worker_that_is_never_ready_ends_all(monkeypatch: pytest.MonkeyPatch) 
         started(Parts(1, 2))
 
 
+@pytest.mark.slow
 def test_an_idle_engine_lives_longer_than_torch_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers wait for control messages as long as nobody asks for anything, however long groups wait by default."""
     short = "from torch.distributed import distributed_c10d\ndistributed_c10d.default_pg_timeout /= 900  # 2 seconds\n"

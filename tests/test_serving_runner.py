@@ -633,6 +633,7 @@ def test_more_slots_than_there_is_memory_for_are_told_beside_what_fits(options: 
     assert most * 2048 <= psutil.virtual_memory().total  # 2 layers of 2 x 128 numbers of 4 bytes a slot
 
 
+@pytest.mark.slow
 def test_the_program_serves(run: Run, tmp_path: Path) -> None:
     """The real program: a cell that serves, one that cannot, and what the records hold."""
     small = ["runner.requests=6", "runner.rate=20", "runner.prompt_tokens=4-9", "runner.new_tokens=2-5", "runner.repeats=2"]

@@ -48,6 +48,7 @@ def woven(device: str = "cpu", **options: object) -> Weave:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.slow
 def test_every_smaller_shape_is_answered_as_by_the_module(device: str) -> None:
     module = woven(device)
     for batch in (1, 3, 4):

@@ -187,6 +187,7 @@ def test_half_the_multiprocessors_take_twice_the_waves() -> None:
     assert on_another(profile, GPU, GPU).milliseconds == pytest.approx(profile.milliseconds)
 
 
+@pytest.mark.slow
 def test_the_runner_predicts_and_draws_over_what_was_measured(run: Run, folder: Path) -> None:
     """Of the three measured timelines one is of the same cell, but for its device."""
     of_nimble, of_opara = Choice("nimble", "nimble"), Choice("opara", "opara")
@@ -207,6 +208,7 @@ def test_the_runner_predicts_and_draws_over_what_was_measured(run: Run, folder: 
 
 
 @pytest.mark.parametrize(("costs", "is_said"), [("both", True), ("measured", False), ("simulated", False)])
+@pytest.mark.slow
 def test_a_schedule_that_a_laptop_chose_by_its_own_times_is_told(run_here: Run, costs: str, is_said: bool) -> None:
     """Simulated costs choose in the place of measured ones."""
     done = run_here("runner=simulate", "model=squeezenet", "system=ios", f"system.costs={costs}", "device=cpu")

@@ -173,6 +173,7 @@ def made(folder: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_sweep_is_compared_resumed_and_forced(sweep: Run, folder: Path) -> None:
     arguments = ["system=eager,cuda_graph,nimble", "rounds=3", "margin=true"]
     done = sweep(*arguments)
@@ -376,6 +377,7 @@ def played(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Command], Answer |
     monkeypatch.setattr(CellProcess, "ask", stand_in)
 
 
+@pytest.mark.slow
 def test_a_system_that_learns_is_measured_in_a_process_that_has_learned_nothing(
     overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,6 +436,7 @@ def test_a_number_that_no_reader_takes_is_a_failure_with_its_reason(
     assert f"failed: {record.reason}" in output.out and "failed" in output.err.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_cell_that_cannot_take_part_in_rounds_is_known_by_data(
     overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

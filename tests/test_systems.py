@@ -20,10 +20,8 @@ ON_CPU = [
     ("torchscript", {}, "resnet18"),
     ("nimble", {}, "squeezenet"),
     ("nimble", {}, "googlenet"),
-    ("nimble", {}, "efficientnet_b0_cifar10"),
     ("nimble", {"multi_stream": False}, "resnet18"),
     ("ios", FUSED, "squeezenet"),
-    ("opara", FUSED, "mobilenet_v2_cifar10"),
 ]
 # On a GPU PyTorch groups the products of experts in bf16 alone; else transformers asks the GPU how many rows each has.
 ZOO = [m for m in models.names() if m not in ("nasnet_large", "efficientnet_b5", "qwen3_moe")]
@@ -33,6 +31,7 @@ ON_GPU += [(s, FUSED, m) for s in ("ios", "opara") for m in ("squeezenet", "goog
 COMPILED = [("torch_compile", {"mode": "default", "layout": "channels_last"}, "squeezenet")]
 ON_GPU += COMPILED
 LONG = [*COMPILED, ("torch_compile", {}, "mobilenet_v2_cifar10"), ("nimble", {}, "nasnet")]  # C++ is compiled for a minute
+LONG += [("nimble", {}, "efficientnet_b0_cifar10"), ("opara", FUSED, "mobilenet_v2_cifar10")]
 
 
 @pytest.mark.parametrize(
@@ -79,6 +78,7 @@ def test_experts_are_captured_where_pytorch_groups_their_products(system: str) -
 
 
 @pytest.mark.parametrize("options", [{"sequence": 16}, {"sequence": 24}])
+@pytest.mark.slow
 def test_nimble_runs_attention(options: dict) -> None:
     loaded = models.load("bert", 2, **options)
     prepared = systems.load("nimble").prepare(loaded.module, loaded.inputs)

@@ -78,6 +78,7 @@ def test_a_chart_is_titled_by_what_it_is_of_and_then_by_its_setting(measured: Se
     plt.close(figure)
 
 
+@pytest.mark.slow
 def test_the_script_writes_the_page_and_a_chart_a_batch(script: Run, tmp_path: Path) -> None:
     done = script("today", "--results", str(ZOO), "--output", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr

@@ -67,6 +67,7 @@ def agree(prepared: Any, module: nn.Module) -> None:
         {"mode": "max-autotune", "layout": "contiguous"},
     ],
 )
+@pytest.mark.slow
 def test_agrees_with_eager_and_tells_what_compiling_took(options: dict[str, Any]) -> None:
     module = small()
     prepared = TorchCompile(**options).prepare(module, image())

@@ -44,11 +44,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("model", "options", "steps", "make"),
     [
-        ("resnet50_cifar10", {}, 2, sgd),
         ("mobilenet_v2_cifar10", {}, 4, sgd),
-        ("efficientnet_b0_cifar10", {}, 4, adamw),
-        ("bert", SMALL_BERT, 100, adamw),
-        ("bert", SMALL_BERT, 100, sgd),
+        ("bert", SMALL_BERT, 20, adamw),
+        pytest.param("efficientnet_b0_cifar10", {}, 4, adamw, marks=pytest.mark.slow),
+        pytest.param("bert", SMALL_BERT, 100, sgd, marks=pytest.mark.slow),
         *(pytest.param(m, {}, 100, sgd, marks=pytest.mark.slow) for m in ("resnet50_cifar10", "mobilenet_v2_cifar10")),
         pytest.param("efficientnet_b0_cifar10", {}, 100, adamw, marks=pytest.mark.slow),
         pytest.param("bert", {"sequence": 64}, 100, adamw, marks=pytest.mark.slow),

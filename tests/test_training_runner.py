@@ -25,6 +25,7 @@ def cell(system: str = "nimble") -> Cell:
 
 
 @pytest.mark.parametrize("system", ["eager", "torchscript", "nimble"])
+@pytest.mark.slow
 def test_a_cell_is_compared_and_measured(system: str) -> None:
     session = TrainingSession(cell(system), "0", lambda _: None)
     result = measured(session, record(of=cell(system)))

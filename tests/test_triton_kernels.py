@@ -18,6 +18,7 @@ device = device_with_kernels
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), before=acts, between=acts, after=acts, is_last=st.booleans(), reads_last=st.booleans())
+@pytest.mark.slow
 def test_a_kernel_computes_what_pytorch_does(
     device: str, data: st.DataObject, before: str, between: str, after: str, is_last: bool, reads_last: bool
 ) -> None:

@@ -26,6 +26,7 @@ MOMENTS, NORM = "opweave.groupmoments", "opweave.groupnorm"
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data(), is_last=st.booleans(), after=acts, offset=st.sampled_from([0.0, 3e3]))
+@pytest.mark.slow
 def test_a_group_norm_computes_what_pytorch_does(
     device: str, data: st.DataObject, is_last: bool, after: str, offset: float
 ) -> None:

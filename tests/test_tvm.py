@@ -89,6 +89,7 @@ def test_agrees_with_eager(model: str, options: dict[str, Any], device: str, mon
         (torch.bfloat16, torch.contiguous_format, 1e-1),
     ],
 )
+@pytest.mark.slow
 def test_dtypes_and_layouts(dtype: torch.dtype, layout: torch.memory_format, tolerance: float) -> None:
     module = small().to(dtype).to(memory_format=layout)
     x = image()[0].to(dtype).contiguous(memory_format=layout)
@@ -96,6 +97,7 @@ def test_dtypes_and_layouts(dtype: torch.dtype, layout: torch.memory_format, tol
 
 
 @pytest.mark.skipif(importlib.util.find_spec("nvidia") is None, reason="this PyTorch brings no CUDA compiler (NVRTC)")
+@pytest.mark.slow
 def test_compiles_for_a_gpu_that_is_not_here() -> None:
     """With the headers that PyTorch brings, where there is no toolkit. Without a GPU the library would hold the source."""
     import tvm
@@ -146,6 +148,7 @@ def test_a_model_on_a_gpu_is_imported_as_on_the_host() -> None:
     assert {x.device.type for x in (*on_gpu.program.state_dict.values(), *on_gpu.outputs())} == {"cuda"}
 
 
+@pytest.mark.slow
 def test_the_library_is_kept_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first, again, other = (Tvm().prepare(small(seed), image()) for seed in (0, 0, 1))
     assert [p.compilation.is_compiled_now for p in (first, again, other)] == [True, False, True]
@@ -202,6 +205,7 @@ def test_options_and_installation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+@pytest.mark.slow
 def test_threads_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the thread that runs the library, for each of which TVM has a pool, and in the processes that the tuner starts."""
     from tvm.support.popen_pool import PopenPoolExecutor

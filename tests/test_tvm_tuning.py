@@ -205,6 +205,7 @@ def test_a_candidate_is_used_where_it_beats_the_default(monkeypatch: pytest.Monk
     assert [line.split(",")[0] for line in said] == [f"tuning: {n} of 4 trials" for n in (0, 0, 2, 4)] + ["building"]
 
 
+@pytest.mark.slow
 def test_what_it_has_learned_is_read_and_what_it_lacks_is_learned_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     timed = type("Timed", (Timed,), {"measured": []})
     monkeypatch.setattr(tvm_tuning, "Measuring", timed)

@@ -132,6 +132,7 @@ def plan_file(folder: Path, run: Run) -> Path:
     return folder / "plan.json"
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_bounds_it(plan_file: Path) -> None:
     limits = ScheduleFile.read(plan_file).limits
     assert limits is not None and limits.critical_path_ms and limits.busy_ms and limits.source == "host"
@@ -329,6 +330,7 @@ def test_a_search_profiles_in_no_process_but_one_that_learns(learns: bool, monke
     ],
 )
 @pytest.mark.usefixtures("cache_folder")
+@pytest.mark.slow
 def test_candidates_of_a_search_lie_in_the_same_memory(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is made with the same arena; on a GPU it has one range, whose address all have."""
     made: list[Scheduled] = []

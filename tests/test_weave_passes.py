@@ -84,6 +84,7 @@ class Everything(nn.Module):
 KINDS = ("merge_linears", "select_kernels", "select_products", "fuse_convolution", "fuse_reductions")
 
 
+@pytest.mark.slow
 def test_passes_take_the_alternatives_that_they_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = Everything().eval(), torch.randn(2, 8, 8, 8)
     program, rewriting = capture(module, (x,)), Rewriting(**dict.fromkeys(SWITCHES, True))
@@ -155,6 +156,7 @@ def test_what_a_search_has_spent_is_kept_though_it_tried_nothing(monkeypatch: py
 
 
 @pytest.mark.usefixtures("cache_folder")
+@pytest.mark.slow
 def test_a_search_goes_on_with_what_was_found_of_the_same_kernels_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     states: list[State | None] = []
 

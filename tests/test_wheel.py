@@ -165,6 +165,7 @@ def test_imports_of_rooms_go_through_the_package(source: str, expected: str) -> 
     assert rewritten(source.encode()).decode() == expected
 
 
+@pytest.mark.slow
 def test_the_python_interface_and_the_compile_backend(python: Path, place: Path) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     program = f"VERSION, ROOMS = {version!r}, {set(MODULES)!r}\n{API}"
@@ -174,6 +175,7 @@ def test_the_python_interface_and_the_compile_backend(python: Path, place: Path)
     assert done.stdout.split() == ["models", "results", "systems"]  # the user's own
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_schedule(python: Path, place: Path) -> None:
     arguments = ["runner=schedule", "model=squeezenet", "system=nimble", "device=cpu", "output=schedule.json"]
     done = used([str(python.parent / "opweave"), *arguments], place)

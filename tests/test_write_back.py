@@ -129,6 +129,7 @@ def assert_steps_agree(module: nn.Module, call: object, calls: int = 3) -> None:
 @example(["keep", "add", "turn", "exchange"], 0)
 @example(["turn", "index", "snapshot", "row"], 0)
 @example(["reorder"], 0)
+@pytest.mark.slow
 def test_any_steps_on_buffers_are_those_of_eager_execution(steps: list[str], seed: int) -> None:
     """On as many streams as there are chains, whose operators pause at random."""
     torch.manual_seed(seed)
@@ -145,6 +146,7 @@ def test_any_steps_on_buffers_are_those_of_eager_execution(steps: list[str], see
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("system", ["nimble", "opara", "ios", "nimble_fused", "sequential"])
+@pytest.mark.slow
 def test_preparing_leaves_buffers_as_they_are_and_calls_write_them(system: str, device: str) -> None:
     torch.manual_seed(0)
     module = Written(("first", "index", "advance", "second", "row", "add", "first")).eval().to(device)
