@@ -136,7 +136,7 @@ def test_a_simulated_exhibit_has_no_verdict_where_its_costs_are_off(slow_costs: 
 
 
 def test_no_page_shows_what_has_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judgement, "standing", lambda costs, lengths: (False, "simulations are off"))
+    monkeypatch.setattr(judgement, "standing", lambda costs, lengths, systems=(): (False, "simulations are off"))
     (best, *_) = recorded(Preset.read(EXHIBIT))
     assert best.verdict.verdict == NOT_SHOWN and not best.tells
 
