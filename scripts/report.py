@@ -18,7 +18,7 @@ import io
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -252,12 +252,36 @@ def with_shared_styles(html: str) -> str:
 
     def classed(chart: re.Match[str]) -> str:
         svg = in_tag.sub(lambda match: f' class="{names[match[1]]}"' if match[1] in names else match[0], chart[0])
-        return re.sub(r' clip-path="([^"]*)" class="([^"]*)"', clipped, marks.sub(grouped, svg))
+        return joined_lines(
+            re.sub(r' clip-path="([^"]*)" class="([^"]*)"', clipped, marks.sub(grouped, svg)), opaque, unfilled
+        )
 
+    unfilled = {name for style, name in names.items() if "fill: none" in style}
     page = CHART.sub(classed, html)
     rules = "".join(f".{name} {{{style}}}\n" for style, name in names.items())
     rules += "".join(f".{name} {{clip-path: {area}}}\n" for area, name in areas.items())
     return page.replace("</style>", f"{rules}</style>", 1)
+
+
+def joined_lines(svg: str, opaque: Collection[str], unfilled: Collection[str]) -> str:
+    """The picture with lines of one style, one after another, as one path: it does not show where one ends.
+
+    Args:
+        svg: the picture.
+        opaque: classes of strokes that may lie over each other.
+        unfilled: classes without a fill; of others only lines of one segment are joined, which hold no area.
+    """
+    line = re.compile(r'<path d="([^"z]+)" class="([^" ]*)[^"]*"/>')
+    several = re.compile(r'<path d="[^"z]+"( class="[^"]*")/>(?:<path d="[^"z]+"\1/>)+')
+    segment = re.compile(r"M[^A-Z]*[LHV][^A-Z]*")
+
+    def joined(match: re.Match[str]) -> str:
+        paths, names = zip(*line.findall(match[0]), strict=True)
+        if names[0] not in opaque or not (names[0] in unfilled or all(map(segment.fullmatch, paths))):
+            return match[0]
+        return f'<path d="{"".join(paths)}"{match[1]}/>'
+
+    return several.sub(joined, svg)
 
 
 def with_shared_paths(html: str) -> str:

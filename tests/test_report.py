@@ -29,6 +29,7 @@ from scripts.page import content, timelines
 from scripts.page.answer import answer, fastest
 from scripts.report import (
     SHARED,
+    joined_lines,
     short_path,
     with_shared_definitions,
     with_shared_paths,
@@ -607,6 +608,23 @@ def points(path: str) -> list[tuple[str, float, float]]:
         at = x, y
         out.append(("L" if command in "HV" else command, x, y))
     return out
+
+
+def test_lines_of_one_style_that_follow_each_other_are_one_path() -> None:
+    """A fill, an opacity, another class or what closes a path keeps them apart."""
+    one, other = '<path d="M0 0L1 1L2 0" class="a k1"/>', '<path d="M5 5H9" class="a k1"/>'
+    assert (
+        joined_lines(f"<g>{one}{other}</g>{one}", {"a"}, {"a"}) == f'<g><path d="M0 0L1 1L2 0M5 5H9" class="a k1"/></g>{one}'
+    )
+    assert joined_lines(other * 3, {"a"}, ()) == f'<path d="{"M5 5H9" * 3}" class="a k1"/>'
+    closed = '<path d="M0 0L1 1L2 0z" class="a k1"/>'
+    for apart, opaque in (
+        (one * 2, {"a"}),
+        (other * 2, ()),
+        (other + other.replace("k1", "k2"), {"a"}),
+        (closed * 2, {"a"}),
+    ):
+        assert joined_lines(apart, opaque, {"a"} if apart == closed * 2 else ()) == apart
 
 
 @given(st.lists(st.one_of(MOVES, CURVES, st.just(("z",)))))
