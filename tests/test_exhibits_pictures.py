@@ -144,7 +144,8 @@ def test_words_of_the_papers_stand_where_it_prints_no_number() -> None:
     assert "published an order of magnitude" in best.verdict.reason
     charts, _ = pictures(Preset.read("orca/figure4.8c_simulated"), best.evidence, best.findings)
     labels = [tick.get_text() for axes in charts["claims"].figure.axes for tick in axes.get_yticklabels()]
-    assert "an order of magnitude, 25.8 here" in labels[0].replace("\n", " ")
+    assert first.ours is not None
+    assert f"an order of magnitude, {first.ours:.1f} here" in labels[0].replace("\n", " ")
 
 
 def test_both_counts_stand_beside_their_ratio() -> None:

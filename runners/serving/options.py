@@ -89,7 +89,7 @@ class ServingOptions:
         return drawn(self.requests, self.rate, self.burstiness, prompt, new, seed)
 
     def trace_at(self, rate: float, seed: int) -> tuple[Arrival, ...]:
-        """The requests of one trace, at another rate and at this very one."""
+        """The requests of one trace, which come at exactly `rate` a second."""
         return at_rate(self.trace_of(seed), rate)
 
 

@@ -68,7 +68,7 @@ def drawn(
 
 
 def at_rate(trace: Sequence[Arrival], rate: float) -> tuple[Arrival, ...]:
-    """The same requests, whose mean gap is that of a rate: a hundred drawn ones often come a tenth faster or slower."""
+    """The same requests at exactly `rate` a second: as drawn, a hundred often come a tenth faster or slower."""
     last_s = trace[-1].due_s
     scale = (len(trace) - 1) / rate / last_s if last_s else 1.0
     return tuple(replace(arrival, due_s=arrival.due_s * scale) for arrival in trace)
