@@ -215,7 +215,8 @@ def batches(draw: st.DrawFn, block_size: int, most_tokens: int) -> Batch:
         else:
             region = Region((draw(st.integers(0, 200 - num_slots)),), num_slots, num_slots)
         tokens = tuple(draw(st.lists(st.integers(-3, 49), min_size=num_tokens, max_size=num_tokens)))
-        rows.append(Row(number, region, begin, tokens, draw(st.integers(0, 9)), num_tokens, 0, GREEDY))
+        num_padding, num_source = draw(st.integers(0, 9)), draw(st.integers(0, 9))
+        rows.append(Row(number, region, begin, tokens, num_padding, num_tokens, 0, GREEDY, num_source))
     return Batch(0, tuple(rows))
 
 
@@ -237,13 +238,14 @@ def test_a_layout_says_where_each_token_lies(block_size: int, data: st.DataObjec
             slots.append(slot_of(row.region, position))
         assert layout.lasts[at] == len(tokens) - 1
         assert (layout.num_contexts[at], layout.num_paddings[at]) == (row.begin + len(row.tokens), row.num_padding)
+        assert layout.num_sources[at] == row.num_source
         assert layout.blocks[at, : len(row.region.blocks)].tolist() == list(row.region.blocks)
         tiles += [(at, begin) for begin in range(0, len(row.tokens), TILE)]
     assert layout.row_begins[-1] == len(tokens) and len(layout.row_begins) == len(batch.rows) + num_more + 1
     assert [part.tolist() for part in (layout.tokens, layout.places, layout.slots)] == [tokens, places, slots]
     assert [*zip(layout.tile_rows.tolist(), layout.tile_begins.tolist(), strict=True)] == tiles
     tensors = [value for value in vars(layout).values() if isinstance(value, torch.Tensor) and value is not layout.tickets]
-    assert len(tensors) == 10 and all(tensor.storage_offset() % 4 == 0 for tensor in tensors)  # 16 bytes
+    assert len(tensors) == 11 and all(tensor.storage_offset() % 4 == 0 for tensor in tensors)  # 16 bytes
 
 
 @pytest.mark.parametrize("block_size", [0, 8])
@@ -277,7 +279,7 @@ def test_a_layout_is_filled_up_to_a_room(block_size: int, data: st.DataObject) -
     )
     for name, count in {"tokens": num_tokens, "places": num_tokens, "slots": num_tokens, "lasts": num_rows}.items():
         assert torch.equal(getattr(filled, name)[:count], getattr(own, name)), name
-    for name in ("num_contexts", "num_paddings", "blocks"):
+    for name in ("num_contexts", "num_paddings", "num_sources", "blocks"):
         assert torch.equal(getattr(filled, name)[:num_rows], getattr(own, name)), name
     assert filled.slots[num_tokens:].tolist() == [200] * (most_tokens - num_tokens)
     begins = filled.row_begins.tolist()

@@ -26,6 +26,7 @@ from runners.serving.correctness import ForcedEngine, compared, trials
 from runners.serving.session import warm_up
 from runners.serving.text import Bytes
 from systems.base import Unsupported
+from systems.serving.engine import LocalEngine
 from systems.serving.loop import Listed, RealClock
 from systems.serving.request import Delivery, Request
 from systems.serving.system import Server, ServingSystem
@@ -168,11 +169,23 @@ def test_buckets_are_transformers(relative: int, is_bidirectional: bool, size: t
     assert torch.equal(bucket(at, is_bidirectional, *size), expected)
 
 
-def test_an_encoder_decoder_has_split_attention_alone() -> None:
-    system = systems.load("orca", attention="fused")
-    assert isinstance(system, ServingSystem)
-    with pytest.raises(Unsupported, match="attention=split"):
-        system.prepare_serving(MODULES["t5"])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("kind", ["orca", "orca, paged"])
+def test_a_gpu_serves_an_encoder_decoder_by_kernels_and_graphs(kind: str, device: str) -> None:
+    """Increments are replays, and no batch compiles a kernel anew, however many tokens and rows it has."""
+    from systems.serving.attention import cross_fused
+
+    module = made(T5, torch.float32).to(device)
+    server = server_of(kind, module)
+    assert isinstance(server.engine, LocalEngine)
+    assert server.engine.graphs and not server.engine.prompt_graphs
+    caches = [getattr(cross_fused, name).device_caches for name in ("_encode_kernel", "_decode_kernel")]
+    counts = []
+    for sizes in ([(5, 3), (6, 2)], [(7, 6), (12, 3), (2, 6), (9, 5), (3, 1)]):
+        requests = [Request(r.id, r.prompt, r.max_new_tokens) for r in requests_of(sizes)]
+        assert tokens_of(server, requests) == {request.id: alone(module, request) for request in requests}
+        counts.append([len(cache[torch.cuda.current_device()][0]) for cache in caches])
+    assert counts[0] == counts[1] and min(counts[0]) > 0
 
 
 def test_sizes_are_those_that_their_papers_say() -> None:
@@ -185,6 +198,7 @@ def test_sizes_are_those_that_their_papers_say() -> None:
     assert parameters("qwen3_0b6") == pytest.approx(0.596e9, rel=0.01)  # 0.6 B, and 0.44 B without the embedding
     assert parameters("qwen3_8b") == pytest.approx(8.19e9, rel=0.01)
     assert parameters("t5_small_generation") == pytest.approx(60.5e6, rel=0.01)
+    assert parameters("t5_3b_generation") == pytest.approx(2.85e9, rel=0.01)  # "2.8 billion" in the paper's section 3.7
 
 
 # --- Weights from a folder ---

@@ -55,6 +55,7 @@ WRITTEN = {
     "t5": "T5",
     "t5_generation": "T5 (generating)",
     "t5_small_generation": "T5-small (generating)",
+    "t5_3b_generation": "T5-3B (generating)",
     "vgg16": "VGG-16",
     "vit_b16": "ViT-B/16",
     "whisper_small": "Whisper small",

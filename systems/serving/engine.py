@@ -173,7 +173,7 @@ class LocalEngine(Engine):
         block_size: slots of a block of the K/V manager; 0 where it reserves runs.
         attention: one of ATTENTIONS.
         uses_graphs: iterations are CUDA graphs: of increments alone for each of GRAPH_SIZES up to `max_batch_size`, with
-            prompts for those of PROMPT_SIZES that no larger one is as fast as.
+            prompts for those of PROMPT_SIZES that no larger one is as fast as. An encoder's iterations are none.
         max_batch_size: rows of the largest graph.
         executor: prepares iterations of increments in the place of a CUDA graph, for each of EXECUTED_SIZES.
         agree: brings seconds, [n] on the device, to what every part of the model takes them for.
@@ -200,6 +200,7 @@ class LocalEngine(Engine):
         max_blocks = -(-shape.positions // block_size) if block_size else 1
         self.layouts = LayoutBuffer(self.device, num_slots, max_blocks, block_size, shape.positions)
         self.attention = _attention(attention)
+        self.across = None if decoder.start_token is None else _across(attention, shape.positions)
         self.operators: tuple[object, ...] = ()
         if self.device.type == "cuda" and weight.dtype != torch.float64 and getattr(decoder, "takes_operators", False):
             from .operators import KernelOperators  # it needs Triton
@@ -285,7 +286,7 @@ class LocalEngine(Engine):
             output: Tensor = self.attention.attend(q, self.cache[layer], layout)
             return output
 
-        attending = attention if self.decoder.start_token is None else CrossAttention(self.cache, layout)
+        attending = attention if self.across is None else self.across(self.cache, layout)
         hidden = self.decoder.hidden(layout.tokens, layout.places, attending, *self.operators)
         return self.decoder.logits(hidden[layout.lasts])
 
@@ -318,10 +319,10 @@ class LocalEngine(Engine):
     def _capture(self, most_rows: int, agree: Callable[[Tensor], Tensor]) -> None:
         """The graphs of PROMPT_SIZES, and those of increments where no executor has them.
 
-        The largest comes first: all share one pool of memory.
+        The largest comes first: all share one pool of memory. What has an encoder has graphs of increments alone.
         """
         pool = torch.cuda.graph_pool_handle()
-        rooms = [Room.of(size, most_rows) for size in PROMPT_SIZES]
+        rooms = [Room.of(size, most_rows) for size in PROMPT_SIZES if self.across is None]
         graphs = [self._captured(room.tokens, room, pool) for room in reversed(rooms)][::-1]
         seconds = [_replay_ms(graph.run, FEW_REPLAYS) / 1e3 for graph in graphs]
         agreed_seconds = agree(torch.tensor(seconds, device=self.device)).tolist()
@@ -389,6 +390,15 @@ def _replay_ms(run: Callable[[], object], count: int) -> float:
 def _replay(graph: torch.cuda.CUDAGraph, logits: Tensor) -> Tensor:
     graph.replay()
     return logits
+
+
+def _across(name: str, num_positions: int) -> Callable[[Tensor, Layout], object]:
+    """An encoder-decoder's attention of one iteration, of all layers' cache and a layout."""
+    if name == "split":
+        return CrossAttention
+    from .attention.cross_fused import FusedCrossAttention, Tables
+
+    return partial(FusedCrossAttention, tables=Tables(num_positions))
 
 
 def _attention(name: str) -> ModuleType:

@@ -58,6 +58,7 @@ class Layout:
         row_begins: first token of each row, [R + 1].
         num_contexts: places of each row's region that are filled after this iteration, [R].
         num_paddings: places at the front of each region that only padding attends to, [R].
+        num_sources: places at the front of each region that are of an encoder's prompt, [R].
         blocks: first slots of each row's blocks, [R, M].
         tile_rows, tile_begins: of each tile of at most TILE tokens its row, and its first token within it, [T].
         lasts: each row's last token, [R].
@@ -73,6 +74,7 @@ class Layout:
     row_begins: Tensor
     num_contexts: Tensor
     num_paddings: Tensor
+    num_sources: Tensor
     blocks: Tensor
     tile_rows: Tensor
     tile_begins: Tensor
@@ -109,7 +111,7 @@ class LayoutBuffer:
 
         num_rows: with rows to fill up, which compute one token each for nobody.
         """
-        return _joined(self._parts(batch.rows + (self.dead_row,) * (num_rows - len(batch.rows))))
+        return joined(self._parts(batch.rows + (self.dead_row,) * (num_rows - len(batch.rows))))
 
     def filled_up(self, batch: Batch, room: Room) -> tuple[np.ndarray, tuple[int, ...]]:
         """As `packed`, for a room that takes the batch: its other tokens are of no row, and its other rows of no token."""
@@ -117,10 +119,10 @@ class LayoutBuffer:
         dead_slot = self.dead_row.region.blocks[0]
         tokens, rows, tiles = room.tokens, room.rows, room.tiles
         fillings = (
-            *((tokens, 0), (tokens, 0), (tokens, dead_slot), (rows + 1, batch.num_tokens), (rows, 0), (rows, 0)),
+            *((tokens, 0), (tokens, 0), (tokens, dead_slot), (rows + 1, batch.num_tokens), (rows, 0), (rows, 0), (rows, 0)),
             *((rows * self.max_blocks, dead_slot), (tiles, num_rows), (tiles, 0), (rows, 0)),
         )
-        return _joined(
+        return joined(
             tuple(
                 np.concatenate([part, np.full(count - len(part), filler)])
                 for part, (count, filler) in zip(parts, fillings, strict=True)
@@ -146,7 +148,7 @@ class LayoutBuffer:
         tokens = [token for row in rows for token in row.tokens]
         return (
             *(tokens, self._clipped(places - paddings[of_token]), slots, (0, *ends), begins + counts, paddings),
-            *(blocks.ravel(), tile_rows, tile_begins, ends - 1),
+            *([row.num_source for row in rows], blocks.ravel(), tile_rows, tile_begins, ends - 1),
         )
 
     def _clipped(self, places: np.ndarray) -> np.ndarray:
@@ -169,6 +171,7 @@ class LayoutBuffer:
         for tensor, values, filler in (
             *((layout.tokens, [row.tokens[0] for row in rows], 0), (layout.places, places, 0)),
             *((layout.slots, slots, dead_slot), (layout.num_contexts, begins + 1, 1), (layout.num_paddings, paddings, 0)),
+            (layout.num_sources, [row.num_source for row in rows], 0),
         ):
             numbers = tensor.numpy()
             numbers[:count], numbers[count:] = values, filler
@@ -189,13 +192,11 @@ class LayoutBuffer:
         self, buffer: Tensor, sizes: tuple[int, ...], has_prompts: bool = False, rows: tuple[Row, ...] = ()
     ) -> Layout:
         """The tensors within a buffer that holds what `packed` or `filled_up` gave."""
-        ends = [0, *accumulate(map(_aligned, sizes))]
-        tokens, places, slots, begins, contexts, paddings, blocks, tile_rows, tile_begins, lasts = (
-            buffer[begin : begin + size] for begin, size in zip(ends[:-1], sizes, strict=True)
-        )
-        blocks = blocks.view(-1, self.max_blocks)
+        parts = parted(buffer, sizes)
+        tokens, places, slots, begins, contexts, paddings, sources, blocks, tile_rows, tile_begins, lasts = parts
         return Layout(
-            *(tokens, places, slots, begins, contexts, paddings, blocks, tile_rows, tile_begins, lasts, self.tickets),
+            *(tokens, places, slots, begins, contexts, paddings, sources, blocks.view(-1, self.max_blocks)),
+            *(tile_rows, tile_begins, lasts, self.tickets),
             block_size=self.block_size,
             has_prompts=has_prompts,
             rows=rows,
@@ -210,7 +211,7 @@ class LayoutBuffer:
         return self.layout(host, sizes, batch.num_tokens > len(batch.rows), batch.rows)
 
 
-def _joined(parts: tuple[Sequence[int] | np.ndarray, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
+def joined(parts: tuple[Sequence[int] | np.ndarray, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
     """One tensor's numbers after another's, each aligned; and how many each has."""
     sizes = tuple(map(len, parts))
     numbers = np.zeros(sum(map(_aligned, sizes)), dtype=np.int32)
@@ -219,6 +220,12 @@ def _joined(parts: tuple[Sequence[int] | np.ndarray, ...]) -> tuple[np.ndarray, 
         numbers[begin : begin + size] = part
         begin += _aligned(size)
     return numbers, sizes
+
+
+def parted(buffer: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """The tensors within a buffer of what `joined` gave."""
+    ends = [0, *accumulate(map(_aligned, sizes))]
+    return [buffer[begin : begin + size] for begin, size in zip(ends[:-1], sizes, strict=True)]
 
 
 def _aligned(size: int) -> int:

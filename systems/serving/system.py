@@ -169,10 +169,7 @@ class ServingSystem(AnyServingSystem):
         if self.slots:
             self._check_slots(slot_bytes(decoder.shape, weight.element_size()), _free_bytes(weight.device))
         num_slots = self.slots or self._slots_that_fit(decoder, weight)
-        has_encoder = decoder.start_token is not None
-        if has_encoder and self.attention == "fused":
-            raise Unsupported("attention=fused is of decoders alone: an encoder's and that across are attention=split")
-        attention, uses_graphs = self._attention_and_graphs(on_gpu and not has_encoder)
+        attention, uses_graphs = self._attention_and_graphs(on_gpu)
         executor = None
         if self.increments_by != ENGINE:
             if on_gpu and attention != "fused":

@@ -6,15 +6,46 @@ Decoders have a token each, but for one that begins anew, so all rows are in one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..batch import Row
 from ..layout import Layout
 
 Bias = Callable[[Tensor], Tensor]  # of relative places [L, C], [heads, L, C]
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Which tokens of a batch are an encoder's, and which a decoder's.
+
+    Args:
+        sources, targets: which of all tokens are of prompts and of decoders, [S] and [D].
+        prompts: tokens of each prompt that is encoded.
+        counts: of each row's decoder, [R].
+    """
+
+    sources: list[int]
+    targets: list[int]
+    prompts: list[int]
+    counts: list[int]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Shares:
+        shares = cls([], [], [], [])
+        begin = 0
+        for row in rows:
+            num_sources, end = row.num_source if row.begin == 0 else 0, begin + len(row.tokens)
+            shares.sources.extend(range(begin, begin + num_sources))
+            shares.targets.extend(range(begin + num_sources, end))
+            shares.prompts.extend([num_sources] * (num_sources > 0))
+            shares.counts.append(end - begin - num_sources)
+            begin = end
+        return shares
 
 
 class CrossAttention:
@@ -27,23 +58,14 @@ class CrossAttention:
 
     def __init__(self, cache: Tensor, layout: Layout):
         self.cache, self.layout = cache, layout
-        sources: list[int] = []
-        targets: list[int] = []
-        self.prompts: list[int] = []  # tokens of each that is encoded
-        counts: list[int] = []  # of each row's decoder
-        for row in layout.rows:
-            at, num_sources = len(sources) + len(targets), row.num_source if row.begin == 0 else 0
-            end = at + len(row.tokens)
-            sources += range(at, at + num_sources)
-            targets += range(at + num_sources, end)
-            self.prompts += [num_sources] * (num_sources > 0)
-            counts.append(end - at - num_sources)
+        shares = Shares.of(layout.rows)
+        self.prompts, counts = shares.prompts, shares.counts
         device = layout.tokens.device
 
         def numbers(values: list[int]) -> Tensor:
             return torch.tensor(values, device=device, dtype=torch.long)
 
-        self.sources, self.targets, self.slots = numbers(sources), numbers(targets), layout.slots.long()
+        self.sources, self.targets, self.slots = numbers(shares.sources), numbers(shares.targets), layout.slots.long()
         longest = max(counts)
         self.shape = len(counts), longest  # of queries, filled up
         self.at = numbers([row * longest + i for row, count in enumerate(counts) for i in range(count)])  # of each query

@@ -216,10 +216,15 @@ def _attend_kernel(
 
 def store(k: Tensor, v: Tensor, cache: Tensor, layout: Layout) -> None:
     """As `split.store`."""
+    store_at(k, v, cache, layout.slots)
+
+
+def store_at(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """Put keys and values, each [N, heads, head size], into slots [N] of a layer's cache [2, slots, heads, head size]."""
     num_tokens, heads, size = k.shape
     width, columns = heads * size, min(1024, triton.next_power_of_2(heads * size))
     _store_kernel[(num_tokens, triton.cdiv(width, columns))](
-        k, v, cache, layout.slots, k.stride(0), v.stride(0), cache.stride(1), cache.stride(0),
+        k, v, cache, slots, k.stride(0), v.stride(0), cache.stride(1), cache.stride(0),
         WIDTH=width, COLUMNS=columns, SIZE=size, HEAD=k.stride(1),
     )  # fmt: skip
 
