@@ -179,6 +179,7 @@ def parts() -> dict[str, str]:
         "attention": serving_tables.iterations(records(ATTENDED)),
         "prefetch": serving_tables.at_once(records(PREFETCHED)),
         "other models": serving_tables.at_a_rate(records(OTHERS)),
+        "other models, iterations": serving_tables.iterations(records(OTHERS)),
         "two GPUs, iterations": serving_tables.iterations(records(PARTED)),
         "two GPUs, requests at once": serving_tables.at_once(records(PARTED)),
         "two GPUs, both clocks": serving_tables.both_clocks(records(PARTED), COSTS_IN_STAGES),

@@ -28,7 +28,7 @@ def iterations(records: Iterable[Record]) -> Table:
         *_model_column(engines, lambda record: record),
         made("system", lambda record: record.cell.system.label, number=False),
         made("requests", lambda record: str(record.cell.batch)),
-        made("tokens in, out", lambda record: f"{_option(record, 'prompt_tokens')}, {_option(record, 'new_tokens')}"),
+        made("tokens in, out", _asked),
         made("batch ms", lambda record: f"{number(record, 'batch_ms'):.1f}"),
         made("prompts, TFLOP/s", lambda record: f"{number(record, 'prompt_tflops'):.0f}"),
         made("increment iteration ms", lambda record: f"{number(record, 'increment_ms'):.2f}"),
@@ -145,6 +145,11 @@ def _come(record: Record) -> float:
     return len(due_s) / due_s[-1]
 
 
+def _asked(record: Record) -> str:
+    """Tokens in and out of a request, as the options have them."""
+    return f"{_option(record, 'prompt_tokens')}, {_option(record, 'new_tokens')}"
+
+
 def _lengths(record: Record) -> tuple[str, str]:
     """Tokens of a prompt and of an answer: what was asked for, or what a trace file has, without its name."""
     if record.cell.runner.get("trace") is None:
@@ -182,6 +187,7 @@ def both_clocks(records: Iterable[Record], costs: str | None = None) -> Table:
         *_model_column(clocked, lambda row: row[0]),
         made("system", lambda row: row[0].cell.system.label, number=False),
         made("largest batch", lambda row: str(row[0].cell.system.options["max_batch_size"])),
+        *([made("tokens in, out", lambda row: _asked(row[0]), number=False)] if len({*map(_asked, clocked)}) > 1 else []),
         made("req/s that come", lambda row: f"{row[1]:g}"),
         made("served, real", lambda row: f"{number(row, 'throughput_real'):.2f}"),
         made("simulated", lambda row: simulated(row, "throughput")),
@@ -192,9 +198,9 @@ def both_clocks(records: Iterable[Record], costs: str | None = None) -> Table:
         made("commit", lambda row: _commit(row[0]), number=False),
     ]
 
-    def place(row: tuple[Record, float]) -> tuple[int, str, int, float]:
+    def place(row: tuple[Record, float]) -> tuple[int, str, int, str, float]:
         system = row[0].cell.system
-        return _layers(row[0]), system.choice, int(str(system.options["max_batch_size"])), row[1]
+        return _layers(row[0]), system.choice, int(str(system.options["max_batch_size"])), _asked(row[0]), row[1]
 
     rows = [(record, rate) for record in clocked for rate in sorted({*record.measured["simulation"].samples["rate"]})]
     return table(columns, sorted(rows, key=place))

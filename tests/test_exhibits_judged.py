@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -307,6 +308,15 @@ def test_a_range_of_batches_has_its_extremes() -> None:
     }
     _, _, exhibit_findings = judged("opara/figure9", [r for r in records if r.cell.batch != 4])
     assert {f.reason for f in exhibit_findings} == {"it is over batches 1, 2, 4, 8, and 4 was not measured"}
+    pairs = [("nimble_released", b) for b in scales], [("opara_paper", b) for b in scales]
+    records = [made(s, b, scales[b] if s == "nimble_released" else 1.0) for pair in pairs for s, b in pair]
+    lacking = records[1]  # Nimble's at batch 2
+    judge = partial(judged, "opara/figure9")
+    figures = judge([r for r in records if r is not lacking])[2]
+    assert {f.reason for f in figures if f.is_comparable} == {"nimble_released was not measured at batch 2"}
+    unable = replace(lacking, status="unsupported", reason="why")
+    figures = judge([unable if r is lacking else r for r in records])[2]
+    assert {round(f.ours, 6) for f in figures if f.ours} == {1.05, 1.2}
 
 
 def test_counted_and_estimated_values_are_not_compared() -> None:

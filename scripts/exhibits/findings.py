@@ -29,6 +29,7 @@ from .quantities import (
     TRENDS,
     Missing,
     Quantity,
+    Unable,
     block_gain,
     blocks,
     makespan,
@@ -299,14 +300,17 @@ class _Figure:
     def _over_rows(self, of: Callable[[Row], Number]) -> Number:
         """Of the rows of a value: the one, or as the value says their extreme or geometric mean.
 
-        Either is over all of the paper's networks or it is none. An extreme leaves out a network that a system cannot run.
+        Either is over all of the paper's networks or batches, or it is none. An extreme leaves out what a system cannot run.
         """
         numbers, reasons, rows = [], [], self._rows()
         for row in rows:
             try:
                 numbers.append(replace(of(row), which=self._told_apart(row, rows)))
             except Missing as error:
-                reasons.append(f"{row[0]}: {error}" if self.model is None else str(error))
+                reason = f"{row[0]}: {error}" if self.model is None else f"{error} {self._told_apart(row, rows)}".rstrip()
+                if not isinstance(error, Unable):
+                    raise Missing(reason) from None
+                reasons.append(reason)
         if not numbers:
             raise Missing(reasons[0])
         if self.model is None and (lacking := self._networks() - {row[0] for row in rows}):

@@ -10,7 +10,7 @@ from results.finding import Finding
 from results.selection import Row, Selection
 from scripts.charts.style import short
 
-from .quantities import Missing, why_not
+from .quantities import Missing, lack
 
 
 @dataclass(frozen=True)
@@ -103,9 +103,9 @@ def speedup(measured: Selection, row: Row, system: Choice, baseline: Choice) -> 
     """How many times as fast a system is as another, in turn where they were. Raises Missing where there is no ratio."""
     ratio = measured.over(row, system, baseline)
     if ratio is None:
-        reasons = [why_not(measured, row, s) for s in (system, baseline)]
+        reasons = [lack(measured, row, s) for s in (system, baseline)]
         no_turns = f"{system} and {baseline} have no ratio: {measured.why_not_in_turn(row, system, baseline)}"
-        raise Missing(next(filter(None, reasons), no_turns))
+        raise next(filter(None, reasons), Missing(no_turns))
     number = Number(ratio.ratio, ratio.low, ratio.high, is_in_turn=ratio.is_in_turn, processes=ratio.processes)
     if not ratio.is_in_turn:
         return number

@@ -31,13 +31,17 @@ class Missing(Exception):
 Quantity: TypeAlias = Callable[[Evidence, Row, Choice | None], float]
 
 
-def why_not(measured: Selection, row: Row, system: Choice) -> str:
-    """Why a system has no speed; "" where it has."""
+class Unable(Missing):
+    """It is not there because a system that was asked could not run its cell."""
+
+
+def lack(measured: Selection, row: Row, system: Choice) -> Missing | None:
+    """Why a system has no speed; None where it has."""
     records = measured.records_of(row, system)
     if not records:
-        return f"{system} was not measured"
+        return Missing(f"{system} was not measured")
     record = records[0]
-    return "" if record.is_ok else f"{system} is {record.status}: {record.reason}"
+    return None if record.is_ok else Unable(f"{system} is {record.status}: {record.reason}")
 
 
 def part_of(evidence: Evidence, row: Row, system: Choice | None, part: Callable[[Record], Part | None]) -> Part:
@@ -52,7 +56,7 @@ def part_of(evidence: Evidence, row: Row, system: Choice | None, part: Callable[
     for one in systems:
         if value := evidence.measured.part(row, one, part):
             return value
-    raise Missing(why_not(evidence.measured, row, systems[0]) or f"no record of {systems[0]} holds it")
+    raise lack(evidence.measured, row, systems[0]) or Missing(f"no record of {systems[0]} holds it")
 
 
 def efficiency_of(evidence: Evidence, row: Row, system: Choice | None) -> SmEfficiency:
@@ -261,8 +265,8 @@ def _all_served(evidence: Evidence, row: Row, system: Choice | None, name: str, 
     read = quantity_of(name)
     newest = [quantity for one in alike if (quantity := evidence.measured.part(row, one, read)) is not None]
     if not newest:
-        reasons = [reason for one in alike if (reason := why_not(evidence.measured, row, one))]
-        raise Missing(next(iter(reasons), f"no record of {chosen} holds its {name.partition('.')[2]}"))
+        reasons = [reason for one in alike if (reason := lack(evidence.measured, row, one))]
+        raise next(iter(reasons), Missing(f"no record of {chosen} holds its {name.partition('.')[2]}"))
     return newest
 
 
@@ -306,9 +310,9 @@ def max_batch(evidence: Evidence, row: Row, system: Choice | None) -> float:
         raise Missing("not measured")
     alike = [system for system in measured.systems if _of_any_size(system) == _of_any_size(chosen)]
     batches = [batch for model, batch in measured.rows if model == row[0]]
-    fitting = [batch for batch in batches if any(not why_not(measured, (row[0], batch), system) for system in alike)]
+    fitting = [batch for batch in batches if any(lack(measured, (row[0], batch), system) is None for system in alike)]
     if not fitting:
-        raise Missing(why_not(measured, row, chosen))
+        raise lack(measured, row, chosen) or Missing("not measured")
     most = max(fitting)
     larger = [r for b in batches if b > most for system in alike for r in measured.records_of((row[0], b), system)]
     if not any(record.status == "out_of_memory" for record in larger):
