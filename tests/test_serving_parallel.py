@@ -462,18 +462,20 @@ def test_whichever_worker_is_killed_ends_all(rank: int) -> None:
 
 
 @pytest.mark.slow
-def test_workers_end_with_the_process_that_started_them() -> None:
+def test_workers_end_with_the_process_that_started_them_and_leave_no_file(tmp_path: Path) -> None:
     script = (
         "import os, sys; sys.path[:0] = ['.', 'tests']; from test_serving_parallel import *; "
         "e = started(Parts(1, 2)); print(json.dumps([w.process.pid for w in e.workers]), flush=True); "
         "os.kill(os.getpid(), 9)"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, env=variables)
     pids = json.loads(done.stdout)
     deadline = time.monotonic() + 10
     while any(is_running(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert not list(tmp_path.iterdir())
 
 
 def is_running(pid: int) -> bool:

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import IO
 
 import torch
@@ -83,7 +82,7 @@ class ParallelEngine(Engine):
         self._logits: Tensor | None = None
         self.is_closing, self.is_out_of_memory, self.end = False, False, ""
         self.has_ended = threading.Event()
-        self.folder = tempfile.TemporaryDirectory(prefix="opweave-")
+        self.meeting = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close; nothing is left of it if this process dies
         self.first, self.answers, wirings = self._pipes(specs[0].control)
         self.workers = [self._started(spec, wiring) for spec, wiring in zip(specs, wirings, strict=True)]
         for wiring in wirings:
@@ -115,8 +114,8 @@ class ParallelEngine(Engine):
         return Connection(first, readable=False), Connection(answers, writable=False), wirings
 
     def _started(self, spec: Spec, wiring: Wiring) -> Process:
-        rendezvous = str(Path(self.folder.name) / "rendezvous")
-        spec = replace(spec, rendezvous=rendezvous, is_single=self.is_single)
+        meeting = self.meeting.fileno()
+        spec = replace(spec, rendezvous=f"/proc/self/fd/{meeting}", is_single=self.is_single)
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close
         variables = dict(self.environment)
         if spec.device == "cpu":
@@ -126,7 +125,7 @@ class ParallelEngine(Engine):
             [sys.executable, "-P", "-m", module, spec.to_json(), json.dumps(asdict(wiring))],
             stdin=subprocess.PIPE,
             stderr=errors,
-            pass_fds=_descriptors(wiring),
+            pass_fds=[*_descriptors(wiring), meeting],
             env=variables,
             start_new_session=True,  # what interrupts the engine lets it finish
         )
@@ -229,7 +228,7 @@ class ParallelEngine(Engine):
             worker.errors.close()
         self.first.close()
         self.answers.close()
-        self.folder.cleanup()
+        self.meeting.close()
 
 
 def _descriptors(wiring: Wiring) -> list[int]:

@@ -14,7 +14,6 @@ import tempfile
 from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -57,12 +56,13 @@ def measured(device: str, degree: int, kind: str = REDUCTIONS[0]) -> Reductions:
     kind: one of REDUCTIONS.
     """
     module = f"{(__package__ or '').removesuffix('systems.serving')}systems.serving.reductions"
-    with tempfile.TemporaryDirectory(prefix="opweave-") as folder:
-        rendezvous = str(Path(folder) / "rendezvous")
+    with tempfile.TemporaryFile() as meeting:  # nothing is left of it if this process dies
+        rendezvous = f"/proc/self/fd/{meeting.fileno()}"
         processes = [
             subprocess.Popen(
                 [sys.executable, "-P", "-m", module, device, str(degree), str(rank), rendezvous, kind],
                 stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                pass_fds=[meeting.fileno()],
                 env=environment(1),
             )
             for rank in range(degree)

@@ -53,7 +53,7 @@ class Spec:
         parts: how the model is split.
         rank: which part it has.
         device: "cpu" or "cuda", of which it takes the one of its rank's number.
-        rendezvous: path of a file that does not exist yet, by which workers meet.
+        rendezvous: path of an empty file, or of none yet, by which workers meet.
         maker: "module:function" that makes a part: (its arguments, rank, parts, device) -> a Decoder with `join`.
         arguments: of the maker, as JSON.
         num_slots: of the K/V cache; 0 is all that fit on every GPU.
