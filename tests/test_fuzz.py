@@ -41,6 +41,7 @@ from scripts import best_tables, compare, report, tables, timeline
 from scripts.charts.style import order
 from scripts.page import content
 from scripts.page.answer import answer
+from scripts.page.pictures import inlined
 from scripts.page.schedule_graph import ScheduleGraph
 from scripts.plot import CHARTS, draw_all
 
@@ -208,7 +209,7 @@ def draw(records: list[Record]) -> None:
     eager = measured.system("eager")
     charts, _ = draw_all(measured, [*CHARTS, *measured.quantities()], eager, [])
     figures = [
-        report.Figure(name, chart.title, chart.caption, report.inlined(chart, number), "a.svg")
+        report.Figure(name, chart.title, chart.caption, inlined(chart, number), "a.svg")
         for number, (name, chart) in enumerate(charts.items())
     ]
     cells, remarks, where = content.cells(measured, eager), content.remarks(measured), content.environment(measured)

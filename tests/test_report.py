@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Run
 from dags import from_edges
-from hypothesis import given
-from hypothesis import strategies as st
 from made_records import cell, latency, rounds, throughput
 from made_records import record as made_record
 from reports import OVERVIEW, REFERENCE, TIMELINE, VERDICT, document, made, records
@@ -27,15 +25,6 @@ from scripts import report
 from scripts.charts.style import order
 from scripts.page import content, timelines
 from scripts.page.answer import answer, fastest
-from scripts.report import (
-    SHARED,
-    joined_lines,
-    short_path,
-    with_shared_definitions,
-    with_shared_paths,
-    with_shared_styles,
-    without_plain_groups,
-)
 from scripts.table import DASH
 from systems.scheduling.plans.stream_assignment import assign_streams
 
@@ -532,108 +521,3 @@ def test_the_answer_says_which_rows_the_rounds_do_not_decide() -> None:
 
 def _row(record: Record) -> tuple[str, int]:
     return record.cell.model.label, record.cell.batch
-
-
-def test_charts_share_the_paths_that_they_have_in_common() -> None:
-    path = "M 0 0 " * 40
-    page = f'{SHARED}</defs></svg><path id="a" d="{path}" style="fill: red"/><path d="{path}"/><path d="M 1 1"/>'
-    shared = with_shared_paths(page)
-    assert shared.count(path) == 1 and f'<path id="path-1" d="{path}"/></defs></svg>' in shared
-    assert shared.endswith('<use id="a" href="#path-1" style="fill: red"/><use href="#path-1"/><path d="M 1 1"/>')
-    assert with_shared_paths(shared) == shared
-
-
-def test_charts_share_the_hatches_that_they_repeat() -> None:
-    """Each refers to its own by the name that its definition has on the page."""
-    charts = [
-        f'<svg role="img"><g style="fill: url(#c{n}-a)"/><g style="fill: url(#c{n}-b)"/><g style="fill: url(#c{n}-m)"/>'
-        f'<defs><pattern id="c{n}-a" x="0"><p/></pattern><pattern id="c{n}-b" x="{n}"><p/></pattern></defs></svg>'
-        for n in range(2)
-    ]
-    shared = with_shared_definitions(f"{SHARED}</defs></svg>{''.join(charts)}")
-    hatches = {'x="0"><p/>': "d1", 'x="1"><p/>': "d2"}
-    definitions = "".join(f'<pattern id="{name}" {rest}</pattern>' for rest, name in hatches.items())
-    pictures = [
-        f'<svg role="img"><g style="fill: url(#d1)"/><g style="fill: url(#d{b})"/><g style="fill: url(#c{n}-m)"/></svg>'
-        for n, b in enumerate((1, 2))
-    ]
-    assert shared == f"{SHARED}{definitions}</defs></svg>{''.join(pictures)}"
-    assert with_shared_definitions(shared) == shared
-
-
-def test_charts_share_the_styles_that_they_repeat() -> None:
-    chart = '<svg role="img"><g style="fill: red"/><g style="fill: blue"/><g style="fill: red"/></svg>'
-    page = f'<style>\np {{}}\n</style><p style="fill: red"/>{chart}<svg class="schedule"><g style="fill: red"/></svg>'
-    shared = with_shared_styles(page)
-    assert shared == (
-        '<style>\np {}\n.s1 {fill: red}\n</style><p style="fill: red"/>'
-        '<svg role="img"><g class="s1"/><g style="fill: blue"/><g class="s1"/></svg>'
-        '<svg class="schedule"><g style="fill: red"/></svg>'
-    )
-    assert with_shared_styles(shared) == shared
-
-
-@pytest.mark.parametrize(
-    ("styles", "is_shared"),
-    [
-        (("fill: red",) * 2, True),
-        (("fill: red", "fill: blue"), False),
-        (("opacity: 0.5",) * 2, False),
-        (("fill: red", ""), False),
-    ],
-)
-def test_marks_of_one_opaque_style_have_it_from_their_group(styles: tuple[str, str], is_shared: bool) -> None:
-    """A group of half opaque marks would be another picture: where they overlap they are darker."""
-    uses = [
-        f'<use href="#m" x="{n}"{f" style={chr(34)}{style}{chr(34)}" if style else ""}/>' for n, style in enumerate(styles)
-    ]
-    group = f'<g clip-path="url(#p)">{"".join(uses)}</g>'
-    shared = with_shared_styles(f'<style>\n</style><svg role="img">{group * 2}</svg>')
-    whole = '<g class="s1 k1"><use href="#m" x="0"/><use href="#m" x="1"/></g>'
-    assert (whole * 2 in shared) is is_shared
-    assert is_shared or '<g clip-path="url(#p)"><use href="#m" x="0" class="s1"/>' in shared
-
-
-COORDINATES = st.integers(-3, 3).map(lambda tenths: tenths / 10)
-MOVES = st.tuples(st.sampled_from("ML"), COORDINATES, COORDINATES)
-CURVES = st.tuples(st.just("C"), *[COORDINATES] * 6)
-
-
-def points(path: str) -> list[tuple[str, float, float]]:
-    """What a path of M, L, H, V, C and z draws: each command's kind, and where it leads."""
-    at, out = (0.0, 0.0), []
-    for command, text in re.findall(r"([MLHVCz])([^MLHVCz]*)", path):
-        numbers = [float(number) for number in text.split()]
-        x, y = at if command == "z" else {"H": (*numbers, at[1]), "V": (at[0], *numbers)}.get(command, numbers[-2:])
-        at = x, y
-        out.append(("L" if command in "HV" else command, x, y))
-    return out
-
-
-def test_lines_of_one_style_that_follow_each_other_are_one_path() -> None:
-    """A fill, an opacity, another class or what closes a path keeps them apart."""
-    one, other = '<path d="M0 0L1 1L2 0" class="a k1"/>', '<path d="M5 5H9" class="a k1"/>'
-    assert (
-        joined_lines(f"<g>{one}{other}</g>{one}", {"a"}, {"a"}) == f'<g><path d="M0 0L1 1L2 0M5 5H9" class="a k1"/></g>{one}'
-    )
-    assert joined_lines(other * 3, {"a"}, ()) == f'<path d="{"M5 5H9" * 3}" class="a k1"/>'
-    closed = '<path d="M0 0L1 1L2 0z" class="a k1"/>'
-    for apart, opaque in (
-        (one * 2, {"a"}),
-        (other * 2, ()),
-        (other + other.replace("k1", "k2"), {"a"}),
-        (closed * 2, {"a"}),
-    ):
-        assert joined_lines(apart, opaque, {"a"} if apart == closed * 2 else ()) == apart
-
-
-@given(st.lists(st.one_of(MOVES, CURVES, st.just(("z",)))))
-def test_a_short_path_leads_where_the_path_leads(commands: list[tuple[str, ...]]) -> None:
-    path = " ".join(f"{command} {' '.join(f'{number:.6f}' for number in numbers)}" for command, *numbers in commands)
-    assert points(short_path(path)) == points(path) and len(short_path(path)) <= len(path)
-    assert short_path("12.3456") == "12.3"
-
-
-def test_only_groups_that_say_nothing_go() -> None:
-    picture = '<g><g class="a"><g><path/></g></g><g clip-path="url(#b)"/></g><g><g><text>1</text></g></g>'
-    assert without_plain_groups(picture) == '<g class="a"><path/></g><g clip-path="url(#b)"/><text>1</text>'
