@@ -65,6 +65,7 @@ BAD_REQUESTS = [  # what is asked, and what the one line must say
     ("batch=null", "positive integer"),
     ("batch=10000000000000000000000", "batch=1e+22 is more than a record holds: 1e+19 at most"),
     ("model=gpt system=orca runner=serving runner.rate=1e308", "runner.rate=1e+308 is more than a record holds"),
+    ("model=gpt system=orca runner=serving runner.concurrency=4 runner.rate=8", "nothing reads runner.rate=8.0: "),
     ("=", "'=' is not of the form key=value"),
     ("batch=true", "positive integer"),
     ("batch=${nothing}", "nothing"),

@@ -129,7 +129,8 @@ class Measurement(ABC):
 class Composition:
     """A runner that makes several measurements: those that the option `measurements` of its file names, in that order.
 
-    Options: those that are no measurement's. session: the class of its session, as module:class.
+    Options: those that are no measurement's. A property `unread` says which keys nothing reads beside others, and why.
+    session: the class of its session, as module:class.
     possible: names of the measurements that it can make; none where they are all that its options suffice for.
     shown_first: headings of columns that every table of it shows.
     learns: may its systems learn, in a process of their own, before it measures?

@@ -59,7 +59,11 @@ def compositions() -> dict[str, type[Composition]]:
 
 
 def plan(runner: Choice) -> Plan:
-    """What `runner` makes. Raises BadRequest for a name that is no measurement's, and as the options do."""
+    """What `runner` makes.
+
+    Raises:
+        BadRequest: a name is no measurement's, the options are wrong, or nothing reads one that was changed.
+    """
     listed = runner.get("measurements")
     names = [runner.name] if listed is None else str(listed).split()
     composition = compositions().get(runner.name, Composition)
@@ -69,8 +73,11 @@ def plan(runner: Choice) -> Plan:
         one_of("runner" if listed is None else "runner.measurements", name, possible)
     if len(set(names)) < len(names):
         raise BadRequest(f"runner.measurements={listed} names one of them twice")
-    options_of(composition.Options, runner)
+    options = options_of(composition.Options, runner)
     wanted = [measurements()[name](runner) for name in dict.fromkeys((ALWAYS, *names))]
+    for key, reason in getattr(options, "unread", {}).items():
+        if key in runner.changed:
+            raise BadRequest(f"nothing reads runner.{key}={runner.get(key)}: {reason}")
     return Plan(tuple(wanted), composition)
 
 

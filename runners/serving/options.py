@@ -14,6 +14,8 @@ from .workload import Arrival, at_rate, drawn, read, span_of
 COSTS = Path(__file__).resolve().parents[2] / "results" / "reference" / "simulation" / "serving"  # of runner=iteration_costs
 SUFFIX = ".json.gz"
 YEAR_S = 365 * 24 * 3600.0
+DRAWN = "prompt_tokens", "new_tokens", "rate", "burstiness"  # keys of what a trace's file has
+TIMED = "rate", "burstiness", "trace_speed"  # keys of when requests are due
 MOST_REQUESTS = 10**6  # of all traces: they are drawn, and their prompts too, before the first is sent
 
 
@@ -72,6 +74,18 @@ class ServingOptions:
         if len(arrivals) < self.requests:
             raise BadRequest(f"runner.requests={self.requests}: {self.trace} has {len(arrivals)}")
         self._check_length("trace_speed", self.trace_speed, arrivals[-1].due_s)
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """Keys that nothing reads beside the others, each with its reason."""
+        reasons: dict[str, str] = {}
+        if self.trace is None:
+            reasons["trace_speed"] = "it is of the clock of a runner.trace, and there is none"
+        else:
+            reasons |= dict.fromkeys(DRAWN, "runner.trace has arrivals and lengths of its own")
+        if self.concurrency:
+            reasons |= dict.fromkeys(TIMED, "runner.concurrency sends a request when another is finished")
+        return reasons
 
     def _check_length(self, key: str, value: str | float, last_s: float) -> None:
         """Raises BadRequest where a trace takes too long. last_s: when its last request comes."""
@@ -149,6 +163,10 @@ class SimulationOptions(ServingOptions):
             self._check_length("rates", text, self.requests / float(text))
 
     @property
+    def unread(self) -> dict[str, str]:
+        return super().unread | {"slo_ms": "runner=simulation has no goodput"}
+
+    @property
     def _rate_texts(self) -> tuple[str, ...]:
         return () if self.rates is None else tuple(str(self.rates).split())
 
@@ -169,11 +187,13 @@ class SimulatedOptions(ServingOptions):
     """What is simulated.
 
     Args:
+        measurements: names, blanks between them.
         costs: a file of runner=iteration_costs, or the name of one that is committed; it is needed.
         reductions: another, of several GPUs, for sums; or None.
     """
 
     longest_s: ClassVar[float] = math.inf  # a virtual clock waits for nothing
+    measurements: str
     costs: str | None
     reductions: str | None
 
@@ -188,3 +208,8 @@ class SimulatedOptions(ServingOptions):
                     f"runner.{key}={name} is not a file: runner=iteration_costs output=FILE writes one"
                     + f"; committed are {known}" * bool(known)
                 )
+
+    @property
+    def unread(self) -> dict[str, str]:
+        looks_for_rate = "capacity" in self.measurements.split()
+        return super().unread | ({} if looks_for_rate else {"steps": "runner.measurements has no capacity"})
