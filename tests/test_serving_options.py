@@ -18,7 +18,9 @@ from conf import Value
 from results.cell import choose
 from results.pack import read_pack
 from runners.checks import BadRequest
+from runners.measurements.base import names_of
 from runners.measurements.registry import plan
+from runners.serving.options import SimulationOptions
 from scripts.exhibits.evidence import parts
 
 LOADS = ("serving", "capacity", "simulation", "simulated")  # runners that send requests
@@ -114,6 +116,14 @@ def requests() -> Iterator[tuple[str, dict[str, str]]]:
         for line in re.findall(r"^python run\.py (.*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
             words = [word.partition("=") for word in shlex.split(line, comments=True)]
             yield str(page), {key: value for key, equal, value in words if equal}
+
+
+@pytest.mark.parametrize(("changed", "rates"), [({}, (1.0,)), ({"trace_speed": 4.0}, (4.0,)), ({"requests": 1}, (2.0,))])
+def test_a_simulation_of_a_file_is_at_the_rate_of_its_requests(
+    changed: dict[str, Value], rates: tuple[float, ...], trace: str
+) -> None:
+    options = conf.options("runner", "simulation") | {"trace": trace, "requests": 5} | changed
+    assert SimulationOptions(**{key: options[key] for key in names_of(SimulationOptions)}).all_rates == rates
 
 
 def test_no_preset_and_no_command_of_a_page_has_a_key_that_nothing_reads(trace: str) -> None:

@@ -172,7 +172,11 @@ class SimulationOptions(ServingOptions):
 
     @property
     def all_rates(self) -> tuple[float, ...]:
-        """Each once, ascending."""
+        """Each once, ascending; of a file that at which its requests come, `rate` where all come at once."""
+        if self.trace is not None:
+            arrivals = self.trace_of(seed=0)
+            last_s = arrivals[-1].due_s
+            return ((len(arrivals) - 1) / last_s if last_s else self.rate,)
         return tuple(sorted({self.rate, *map(float, self._rate_texts)}))
 
 
