@@ -8,6 +8,7 @@ the chapter's latency (section 4.5.2).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 from .record import ServedRequests
@@ -30,16 +31,32 @@ def lag_p99_ms(requests: ServedRequests) -> float:
     return float(np.percentile([(sent - due) * 1e3 for due, sent in zip(requests.due_s, requests.sent_s, strict=True)], 99))
 
 
+def latency_ms(requests: ServedRequests, name: str) -> list[float]:
+    """Every sample of one latency, which SAMPLES_S names."""
+    return [value * 1e3 for value in SAMPLES_S[name](requests)]
+
+
 def latencies_ms(requests: ServedRequests) -> dict[str, list[float]]:
     """Every sample of each latency, by its name."""
-    whole = [(tokens[-1] - due, tokens) for due, tokens in zip(requests.due_s, requests.token_s, strict=True)]
-    samples_s = {
-        "ttft": [tokens[0] - due for due, tokens in zip(requests.due_s, requests.token_s, strict=True)],
-        "tpot": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in requests.token_s if tokens[-1] > tokens[0]],
-        "itl": [
-            after - before for tokens in requests.token_s for before, after in pairwise(tokens) if tokens[-1] > tokens[0]
-        ],
-        "end_to_end": [latency for latency, _ in whole],
-        "normalized": [latency / len(tokens) for latency, tokens in whole],
-    }
-    return {name: [value * 1e3 for value in values] for name, values in samples_s.items()}
+    return {name: latency_ms(requests, name) for name in SAMPLES_S}
+
+
+def _since_due(requests: ServedRequests, token: int) -> list[float]:
+    """From when each request was due to one of its tokens, in seconds."""
+    return [tokens[token] - due for due, tokens in zip(requests.due_s, requests.token_s, strict=True)]
+
+
+def _in_pieces(requests: ServedRequests) -> Iterator[Sequence[float]]:
+    """When the tokens came of each answer that was not there at once, in seconds."""
+    return (tokens for tokens in requests.token_s if tokens[-1] > tokens[0])
+
+
+SAMPLES_S: dict[str, Callable[[ServedRequests], list[float]]] = {
+    "ttft": lambda requests: _since_due(requests, 0),
+    "tpot": lambda requests: [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for tokens in _in_pieces(requests)],
+    "itl": lambda requests: [after - before for tokens in _in_pieces(requests) for before, after in pairwise(tokens)],
+    "end_to_end": lambda requests: _since_due(requests, -1),
+    "normalized": lambda requests: [
+        latency / len(tokens) for latency, tokens in zip(_since_due(requests, -1), requests.token_s, strict=True)
+    ],
+}

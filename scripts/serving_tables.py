@@ -6,7 +6,7 @@ from statistics import median
 import numpy as np
 
 from results.agreement import Point
-from results.latencies import latencies_ms, request_throughput
+from results.latencies import latency_ms, request_throughput
 from results.record import Quantity, Record
 
 from .agreement import points
@@ -86,7 +86,7 @@ def at_a_rate(records: Iterable[Record]) -> Table:
         traces = needed(record.serving).traces
         if not all(trace.is_stable for trace in traces):
             return DASH
-        samples_ms = [value for trace in traces for value in latencies_ms(trace.requests)[latency]]
+        samples_ms = [value for trace in traces for value in latency_ms(trace.requests, latency)]
         return ", ".join(f"{value:.{digits}f}" for value in np.percentile(samples_ms, shares))
 
     served = [record for record in records if record.is_ok and record.serving and not record.cell.runner.get("concurrency")]

@@ -24,7 +24,7 @@ from scripts.charts.names import WRITTEN, written
 from scripts.exhibits.marks import paper_systems
 from scripts.exhibits.pictures import MANY, pictures
 from scripts.exhibits.preset import Preset, names
-from scripts.exhibits.recorded import recorded
+from scripts.exhibits.recorded import Recorded, recorded
 
 PICTURES = ROOT / "results" / "reference" / "h200" / "exhibits"
 IDENTIFIER = re.compile(r"(?<![\w.])(?:" + "|".join(map(re.escape, sorted(WRITTEN))) + r")(?![\w.])")
@@ -35,10 +35,10 @@ BARS = ("speedup", "sm_efficiency", "idle", "critical_path")
 
 
 @cache
-def exhibit(name: str) -> tuple[Preset, dict[str, Chart]]:
+def exhibit(name: str) -> tuple[Preset, Recorded, dict[str, Chart]]:
     preset = Preset.read(name)
     best = recorded(preset)[0]
-    return preset, pictures(preset, best.evidence, best.findings)[0] if best.tells else {}
+    return preset, best, pictures(preset, best.evidence, best.findings)[0] if best.tells else {}
 
 
 # Those with a committed picture: to draw all takes half a minute, and each process of a run asks for their names.
@@ -47,7 +47,7 @@ EXHIBITS = [name for name in names() if any(PICTURES.glob(f"{name.replace('/', '
 
 def charts(name: str, *kinds: str) -> list[tuple[str, Figure]]:
     """The figures of an exhibit by their keys, of some kinds or of all."""
-    return [(key, c.figure) for key, c in exhibit(name)[1].items() if not kinds or key.partition("-")[0] in kinds]
+    return [(key, c.figure) for key, c in exhibit(name)[2].items() if not kinds or key.partition("-")[0] in kinds]
 
 
 def words(figure: Figure) -> str:
@@ -73,18 +73,18 @@ def alike(patches: Sequence[Patch]) -> list[tuple[str, str]]:
 
 @pytest.mark.slow
 def test_every_exhibit_that_can_be_drawn_has_a_picture() -> None:
-    assert [name for name in names() if exhibit(name)[1]] == EXHIBITS
+    assert [name for name in names() if exhibit(name)[2]] == EXHIBITS
 
 
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_a_title_names_the_exhibit_and_the_setting(name: str) -> None:
-    preset, drawn = exhibit(name)
+    preset, best, drawn = exhibit(name)
     paper, number = name.split("/")
     for key, chart in drawn.items():
         shown = words(chart.figure)
         assert written(preset.title) in shown, key
         assert paper.lower() in preset.title.lower()
-        measured = recorded(preset)[0].evidence.measured
+        measured = best.evidence.measured
         if measured is not None and key not in ("claims", "timeline"):
             assert measured.setting.place in shown and written(measured.setting.precision) in shown, key
     if match := re.match(r"(figure|table)([\d.]+)", number):
@@ -101,7 +101,7 @@ def test_names_are_written_as_people_write_them(name: str) -> None:
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_a_subtitle_says_nothing_that_the_title_says(name: str) -> None:
     """As a model's name, or its batch; and its own parts differ."""
-    preset, _ = exhibit(name)
+    preset, *_ = exhibit(name)
     for key, figure in charts(name):
         legend = next(iter(figure.legends), None)
         heading = legend.get_title().get_text() if legend is not None else figure.get_suptitle()
@@ -117,7 +117,7 @@ def test_a_subtitle_says_nothing_that_the_title_says(name: str) -> None:
 def test_a_chart_is_read_at_a_columns_width(name: str) -> None:
     for key, figure in charts(name):
         with style.house():
-            wide = key == "claims" and len(recorded(exhibit(name)[0])[0].findings) > MANY
+            wide = key == "claims" and len(exhibit(name)[1].findings) > MANY
             assert figure.get_figwidth() == (style.PAGE if wide else style.COLUMN) and figure.get_figheight() < 11, key
             assert min(text.get_fontsize() for text in texts(figure)) >= SMALLEST, key
             check_words(figure)
@@ -169,7 +169,7 @@ def test_bars_have_their_values_one_scale_and_looks_without_colour(name: str) ->
 
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_each_of_the_papers_systems_has_a_mark_or_a_note(name: str) -> None:
-    preset, _ = exhibit(name)
+    preset, *_ = exhibit(name)
     for key, figure in charts(name, "speedup", "idle"):
         shown = words(figure)
         for system in paper_systems(preset):

@@ -143,7 +143,9 @@ def _token_throughput(seen: Seen, has_prompts: bool) -> float:
 
 
 def _goodput(seen: Seen, slo_ms: float) -> float:
-    return sum(value <= slo_ms for value in latencies_ms(seen)["normalized"]) / latencies.seconds(seen.requests)
+    return sum(value <= slo_ms for value in latencies.latency_ms(seen.requests, "normalized")) / latencies.seconds(
+        seen.requests
+    )
 
 
 def _mean(of: Iterations, values: Sequence[float]) -> float:

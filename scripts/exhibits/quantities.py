@@ -7,7 +7,7 @@ import numpy as np
 
 import conf
 from results.cell import Choice, named
-from results.latencies import latencies_ms, request_throughput
+from results.latencies import latency_ms, request_throughput
 from results.record import ActiveWarps, Limits, Record, ServedRequests, SmEfficiency
 from results.record import Quantity as Described
 from results.schedule import BlockSearch, Search
@@ -362,7 +362,7 @@ SERVED_NAMES: dict[
 }
 OF_TRACES: dict[Quantity, Callable[[ServedRequests], float]] = {
     saturation: request_throughput,
-    itl_p99: lambda requests: float(np.percentile(latencies_ms(requests)["itl"], 99)),
+    itl_p99: lambda requests: float(np.percentile(latency_ms(requests, "itl"), 99)),
 }
 RATIOS: dict[str, Quantity | None] = {
     **dict.fromkeys(("speedup", "speedup_min", "speedup_max", "latency_reduction")),
