@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any, Protocol, TypeAlias
 
 import torch
@@ -19,14 +18,12 @@ from torch import Tensor, nn
 from systems.base import Prepared, Unsupported
 from systems.kernels.kernel import launches_early
 
-from .attention import split
-from .attention.cross import CrossAttention
+from .attention.choice import across_of, attention_of
 from .batch import Batch
 from .increments import Caches, Increments
 from .layout import Layout, LayoutBuffer, Room
 from .sampling import sampled
 
-ATTENTIONS = ("split", "fused")
 GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 PROMPT_SIZES = (64, 128, *range(144, 513, 16), *range(544, 769, 32))  # tokens; more take no longer without a graph
 EXECUTED_SIZES = (1, 4, 16, 64, 256)  # fewer: a system may take minutes for each
@@ -199,8 +196,8 @@ class LocalEngine(Engine):
         )
         max_blocks = -(-shape.positions // block_size) if block_size else 1
         self.layouts = LayoutBuffer(self.device, num_slots, max_blocks, block_size, shape.positions)
-        self.attention = _attention(attention)
-        self.across = None if decoder.start_token is None else _across(attention, shape.positions)
+        self.attention = attention_of(attention)
+        self.across = None if decoder.start_token is None else across_of(attention, shape.positions)
         self.operators: tuple[object, ...] = ()
         if self.device.type == "cuda" and weight.dtype != torch.float64 and getattr(decoder, "takes_operators", False):
             from .operators import KernelOperators  # it needs Triton
@@ -390,20 +387,3 @@ def _replay_ms(run: Callable[[], object], count: int) -> float:
 def _replay(graph: torch.cuda.CUDAGraph, logits: Tensor) -> Tensor:
     graph.replay()
     return logits
-
-
-def _across(name: str, num_positions: int) -> Callable[[Tensor, Layout], object]:
-    """An encoder-decoder's attention of one iteration, of all layers' cache and a layout."""
-    if name == "split":
-        return CrossAttention
-    from .attention.cross_fused import FusedCrossAttention, Tables
-
-    return partial(FusedCrossAttention, tables=Tables(num_positions))
-
-
-def _attention(name: str) -> ModuleType:
-    if name == "split":
-        return split
-    from .attention import fused  # it needs Triton
-
-    return fused

@@ -16,7 +16,8 @@ from systems import registry
 from systems.base import BadOption, Prepared, System, Unsupported
 from systems.preparing import collector_spared
 
-from .engine import ATTENTIONS, Decoder, DecoderShape, Engine, LocalEngine
+from .attention.choice import ATTENTIONS
+from .engine import Decoder, DecoderShape, Engine, LocalEngine
 from .loop import Clock, Course, Encoded, Inbox, serve
 from .parts import CONTROLS, GIB, REDUCTIONS, SHARE, PartedDecoder, Parts, Room, lack, rooms, slot_bytes
 from .peer import PeerServer

@@ -1,4 +1,6 @@
-"""Attention of an encoder-decoder by two kernels: one launch for all prompts, one for all decoders, whatever their lengths.
+"""Attention of an encoder-decoder by two kernels: all prompts are in one launch, all decoders in another.
+
+A decoder's tokens attend twice a layer, to the tokens before them and across to their prompt, each time in one launch.
 
 What relative places add is looked up in a table of each stack, so that no kernel knows how a model makes it. Iterations of
 increments need nothing of the host, and may be CUDA graphs.
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from ..layout import TILE, Layout, joined, parted
 from .cross import Bias, Shares
-from .fused import LOG2_E, _slots_of, store_at
+from .fused import LOG2_E, slots_of, store_at
 
 FEW = 16  # queries of a thread block of decoders', which have one each as a rule; the least that tensor cores take
 KEYS = 64  # that a thread block reads at a time
@@ -110,7 +112,7 @@ def _decode_kernel(
         for start in range(low, high, NUM_KEYS):
             place = start + tl.arange(0, NUM_KEYS)
             is_filled = place < high
-            slot = _slots_of(blocks, at, max_blocks, place, is_filled, BLOCK_SIZE)
+            slot = slots_of(blocks, at, max_blocks, place, is_filled, BLOCK_SIZE)
             filled = is_filled[:, None] & is_column[None, :]
             source = cache + slot[:, None] * slot_stride + inner
             key = tl.load(source, mask=filled, other=0.0)

@@ -62,7 +62,7 @@ def cut_of(num_blocks: int, has_prompts: bool) -> Cut:
 
 
 @triton.jit
-def _slots_of(blocks, at, max_blocks, place, is_filled, BLOCK_SIZE: tl.constexpr):
+def slots_of(blocks, at, max_blocks, place, is_filled, BLOCK_SIZE: tl.constexpr):
     """The slots of places of a row."""
     if BLOCK_SIZE == 0:
         return (tl.load(blocks + at * max_blocks) + place).to(tl.int64)
@@ -121,7 +121,7 @@ def _attend_kernel(
             end = tl.minimum(num_context, offset + first + QUERIES)  # later places are after every token of the tile
             for start in tl.range(0, end, NUM_KEYS, num_stages=STAGES):
                 is_filled = start + place < end
-                slot = _slots_of(blocks, at, max_blocks, start + place, is_filled, BLOCK_SIZE)
+                slot = slots_of(blocks, at, max_blocks, start + place, is_filled, BLOCK_SIZE)
                 where = keys + slot[:, None] * slot_stride + column[None, :]
                 filled = is_filled[:, None] & is_column[None, :]
                 key = tl.load(where, mask=filled, other=0.0)
@@ -159,7 +159,7 @@ def _attend_kernel(
             sums = tl.zeros([MEMBERS, PADDED], tl.float32)
             for start in tl.range(begin_place, end_place, NUM_KEYS, num_stages=STAGES):
                 is_filled = start + place < end_place
-                slot = _slots_of(blocks, at, max_blocks, start + place, is_filled, BLOCK_SIZE)
+                slot = slots_of(blocks, at, max_blocks, start + place, is_filled, BLOCK_SIZE)
                 where = keys + slot[:, None] * slot_stride + column[None, :]
                 filled = is_filled[:, None] & is_column[None, :]
                 key = tl.load(where, mask=filled, other=0.0)
