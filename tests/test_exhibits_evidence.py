@@ -21,9 +21,10 @@ from results.store import Store
 from results.warning import Warning
 from scripts.exhibits import findings
 from scripts.exhibits.evidence import Evidence, select
+from scripts.exhibits.missing import Missing
 from scripts.exhibits.number import Number, least, speedup
 from scripts.exhibits.preset import Preset
-from scripts.exhibits.quantities import Missing, ratios_of_traces, saturation, sm_efficiency
+from scripts.exhibits.quantities import ratios_of_traces, saturation, sm_efficiency
 
 H200 = ROOT / "results" / "reference" / "h200"
 EAGER, NIMBLE = named("system", "eager"), named("system", "nimble")

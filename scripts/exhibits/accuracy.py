@@ -17,8 +17,8 @@ from results.published.value import Value
 from results.record import Accuracy, Record
 
 from .evidence import Evidence
+from .missing import Missing
 from .preset import Preset
-from .quantities import Missing
 
 AUC, SHARE = "auc", "auc_share"  # a difference of AUC, and the same in percent of the other's
 UNIT = "AUC"

@@ -16,6 +16,7 @@ from scripts.charts.style import short
 
 from . import accuracy
 from .evidence import Evidence, choices
+from .missing import Missing, Unable
 from .number import Number, geometric_mean, least, rank_correlation, ratio_of_ends, speedup
 from .preset import Preset, Renamed
 from .quantities import (
@@ -27,9 +28,7 @@ from .quantities import (
     SERVED,
     SOURCED,
     TRENDS,
-    Missing,
     Quantity,
-    Unable,
     block_gain,
     blocks,
     makespan,

@@ -10,7 +10,7 @@ from results.finding import Finding
 from results.selection import Row, Selection
 from scripts.charts.style import short
 
-from .quantities import Missing, lack
+from .missing import Missing, lack
 
 
 @dataclass(frozen=True)

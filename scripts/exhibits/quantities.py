@@ -11,10 +11,11 @@ from results.latencies import latency_ms, request_throughput
 from results.record import ActiveWarps, Limits, Record, ServedRequests, SmEfficiency
 from results.record import Quantity as Described
 from results.schedule import BlockSearch, Search
-from results.selection import Row, Selection, quantity_of
+from results.selection import Row, quantity_of
 from results.statistics import median_interval
 
 from .evidence import Evidence
+from .missing import Missing, lack
 
 PERCENT = 100.0
 LARGEST_BATCH = "max_batch_size"  # the option of systems that serve
@@ -23,25 +24,8 @@ SEQUENTIAL = named("system", "sequential")  # whose schedule is the graph
 Part = TypeVar("Part")
 
 
-class Missing(Exception):
-    """A figure is not there; the message says why, in a line."""
-
-
 # A number of one cell; None as the system asks for the model's own, which any system's record holds.
 Quantity: TypeAlias = Callable[[Evidence, Row, Choice | None], float]
-
-
-class Unable(Missing):
-    """It is not there because a system that was asked could not run its cell."""
-
-
-def lack(measured: Selection, row: Row, system: Choice) -> Missing | None:
-    """Why a system has no speed; None where it has."""
-    records = measured.records_of(row, system)
-    if not records:
-        return Missing(f"{system} was not measured")
-    record = records[0]
-    return None if record.is_ok else Unable(f"{system} is {record.status}: {record.reason}")
 
 
 def part_of(evidence: Evidence, row: Row, system: Choice | None, part: Callable[[Record], Part | None]) -> Part:
