@@ -1,15 +1,10 @@
 """Attention of an encoder-decoder over rows of a batch, beside a call for each row over keys that lie in a list."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import interpreted
 from torch import Tensor
 
 from models.t5_generation import T5Shape, T5Stack, attend
@@ -19,7 +14,6 @@ from systems.serving.layout import Layout, LayoutBuffer
 from systems.serving.request import Sampling
 from systems.serving.slots import Region
 
-ROOT = Path(__file__).parents[1]
 LAYERS, HEADS, SIZE = 2, 2, 4
 MOST = 28  # slots of a region
 SHAPE = T5Shape(LAYERS, 8, HEADS, SIZE, 8, positions=48, vocabulary=50, buckets=8, distance=16, start_token=3)
@@ -122,16 +116,7 @@ def fused_differs(device: str, dtype: torch.dtype) -> list[float]:
 
 @pytest.mark.slow
 def test_kernels_attend_as_the_calls_do_in_tritons_interpreter() -> None:
-    program = "import json, torch, test_serving_cross as test; print(json.dumps(test.fused_differs('cpu', torch.float32)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    differences = json.loads(done.stdout)
+    differences = interpreted("test_serving_cross", "test.fused_differs('cpu', torch.float32)")
     assert len(differences) == 10 and max(differences) < 1e-5
 
 

@@ -1,14 +1,10 @@
 """Sums by the GPUs of a host from each other's memory."""
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import ROOT
+from interpreted import interpreted
 from torch import Tensor
 
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -78,16 +74,8 @@ def one_of_three_by_words() -> float:
 @pytest.mark.parametrize("function", [one_of_three, one_of_three_by_words])
 @pytest.mark.slow
 def test_sums_are_of_all_parts_in_tritons_interpreter(function: Callable[[], float]) -> None:
-    program = f"import json, test_serving_direct as test; print(json.dumps(test.{function.__name__}()))"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) < {one_of_three: 1e-5, one_of_three_by_words: 4.0}[function]
+    error = interpreted("test_serving_direct", f"test.{function.__name__}()")
+    assert error < {one_of_three: 1e-5, one_of_three_by_words: 4.0}[function]
 
 
 Sum = Callable[[Tensor, Tensor | None, int], None]

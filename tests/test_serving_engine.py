@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import deque
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interpreted import interpreted
 from serving_parts import slot_of
 
 from models.gpt import GPT, Shape, made
@@ -296,15 +292,6 @@ def test_no_graph_is_kept_that_a_larger_one_is_as_fast_as(seconds: list[int]) ->
     assert indexes_faster_than_larger(seconds) == expected
 
 
-FUSED = """
-import json, sys, torch
-sys.path.insert(0, "tests")
-from test_serving_engine import fused_differs, operators_differ, product_differs
-float32 = torch.float32
-print(json.dumps([fused_differs("cpu", float32), product_differs("cpu", float32), operators_differ("cpu", float32, False)]))
-"""
-
-
 def poisoned(*size: int, **options: Any) -> torch.Tensor:
     return torch.full(size, float("nan"), **options)
 
@@ -390,7 +377,7 @@ def as_two_parts(x: torch.Tensor, addend: torch.Tensor | None) -> None:
         x.add_(addend)
 
 
-def operators_differ(device: str, dtype: torch.dtype, is_early: bool) -> list[float]:
+def operators_differ(device: str, dtype: torch.dtype, is_early: bool = False) -> list[float]:
     """The largest difference of a model's hidden state by our kernels from that by PyTorch, of values near 1."""
     from systems.serving.operators import KernelOperators
 
@@ -414,11 +401,9 @@ def operators_differ(device: str, dtype: torch.dtype, is_early: bool) -> list[fl
 
 @pytest.mark.slow
 def test_kernels_are_what_pytorch_computes_in_tritons_interpreter() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FUSED], cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    attention, products, operators = json.loads(done.stdout)
+    of_float32 = "('cpu', torch.float32)"
+    calls = f"test.fused_differs{of_float32}, test.product_differs{of_float32}, test.operators_differ{of_float32}"
+    attention, products, operators = interpreted("test_serving_engine", f"[{calls}]")
     assert len(attention) == 18 and max(attention) < 1e-5, attention
     assert len(products) == 3 and max(products) < 1e-5, products
     assert len(operators) == 4 and 0 < min(operators) <= max(operators) < 1e-4, operators
