@@ -222,6 +222,8 @@ def test_changes_of_a_preset(tmp_path: Path) -> None:
         and figure_run._trace != Run(figure_run.preset, {"model": "bert"}, tmp_path, tmp_path / "out", False)._trace
     )
     assert figure_run._trace == Run(Preset.read("opara/figure6"), {}, tmp_path, tmp_path / "out", False)._trace
+    recoloured = Run(Preset.read("opara/figure6"), {"runner.classify": "measured"}, tmp_path, tmp_path / "out", False)
+    assert recoloured._trace != figure_run._trace  # an option of the timeline's own runner, which it is asked with
     elsewhere = Run(Preset.read("ios/specialization"), {}, tmp_path, tmp_path / "out", small=False)
     schedules = parts(elsewhere.preset.sweep["system.schedule"])
     assert [Path(file).parent for file in schedules] == [elsewhere.folder] * 3

@@ -39,7 +39,8 @@ class Evidence:
         """The GPU, or the CPU, that all of it was measured on; "" where there is none of it."""
         if self.measured is not None:
             return self.measured.setting.place
-        return ", ".join(sorted(self._devices))
+        machines = {timeline.machine.split(", ")[0] for timeline in self.timelines} - {""}
+        return ", ".join(sorted(machines or self._devices))
 
     @property
     def setting(self) -> str:

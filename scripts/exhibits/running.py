@@ -230,7 +230,8 @@ def _any_here(parameters: Parameters) -> bool:
 def _without_a_record(parameters: Parameters, runner: str) -> Parameters:
     """For a runner that keeps none: without what is about records, or an option of another runner."""
     about_records = "rounds", "force", "gpus"
-    rest = {k: v for k, v in parameters.items() if k not in about_records and not k.startswith("runner.")}
+    known = {f"runner.{option}" for option in conf.options("runner", runner)}
+    rest = {k: v for k, v in parameters.items() if k not in about_records and (k in known or not k.startswith("runner."))}
     return rest | {"runner": runner}
 
 
