@@ -36,7 +36,7 @@ from scripts.arguments import Parser, path_argument
 from scripts.charts.names import written
 from scripts.charts.style import FONT, SMALL, TINY, WORDS, above, broken, foot, house, width
 
-ROW, TALLEST = 0.16, 5.0  # inches of a stream, at most, and of the streams of all panels together
+ROW, TALLEST = 0.16, 4.8  # inches of a stream, at most, and of the streams of all panels together
 COLOURS = dict(zip((COMPUTE, MEMORY, UNKNOWN), ("#a01c30", "#9cc4e8", "#c9c9c9"), strict=True))
 EDGES = dict(zip(COLOURS, ("#5c0f1b", "#4a7fae", "#7a7a7a"), strict=True))  # darker, so that the shortest bars are seen
 NAME, LETTER = 6, 0.052  # points of height and inches of width; a name is written into a bar that has room for it

@@ -23,6 +23,7 @@ from judged_exhibits import (
 )
 from made_records import rounds
 
+from results.cell import choose
 from results.document import to_json
 from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_COMPARABLE, NOT_RUN, UNDECIDED, UNJUDGED, VERDICTS
 from results.pack import packed
@@ -204,6 +205,7 @@ def test_efficiency_that_counters_counted_comes_before_estimates() -> None:
 def test_timelines_that_a_paper_calls_alike_are_judged_as_such() -> None:
     """Opara's figure 7: on BERT as many streams as Nimble, and a call as long."""
     best, *_ = recorded.recorded(Preset.read("opara/figure7"))
+    assert best.evidence.place == "NVIDIA H200" and best.evidence.on_gpu
     of_bert = [finding for finding in best.findings if finding.what.startswith("bert: ")]
     assert [(finding.rule, finding.published) for finding in of_bert] == [("alike", 1.0), ("count", 1.0)]
     assert of_bert[0].ours is not None and of_bert[1].verdict == DOES_NOT_HOLD
@@ -218,11 +220,13 @@ def test_timelines_that_a_paper_calls_alike_are_judged_as_such() -> None:
 def test_sweeps_of_several_processes_are_judged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, gain in enumerate((1.04, 1.05, 1.06)):
         documents = []
-        for system, scale in (("sequential", gain), ("ios", 1.0)):
+        pairs = itertools.product(("resnet34", "resnet50"), (("sequential", gain), ("ios", 1.0)))
+        for identifier, (model, (system, scale)) in enumerate(pairs):
             one = made(system, 1, scale, "resnet50")
             assert one.comparison is not None
-            turns = replace(one.comparison, group=f"process {number}")
-            documents.append(to_json(replace(one, id=f"{len(system):016x}", comparison=turns)))
+            turns = replace(one.comparison, group=f"process {number} of {model}")
+            cell = replace(one.cell, model=choose("model", model))
+            documents.append(to_json(replace(one, cell=cell, id=f"{identifier:016x}", comparison=turns)))
         (tmp_path / f"run-{number}.jsonl.gz").write_bytes(packed(documents))
     monkeypatch.setattr(recorded, "SWEEPS", tmp_path)
     monkeypatch.setitem(recorded.ELSEWHERE, "ios/resnet", ("run-0 + run-1 + run-2",))
