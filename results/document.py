@@ -14,8 +14,9 @@ from conf import Value
 from .cell import Cell, Choice
 from .course import Course
 from .older import upgraded
-from .record import SCHEMA, STATUSES, Record, Samples
+from .record import SCHEMA, STATUSES, Record
 from .soundness import are_numbers
+from .statistics import Samples
 from .words import one_line
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
-from .record import ServedRequests
+from .serving import ServedRequests
 
 
 def request_throughput(requests: ServedRequests) -> float:

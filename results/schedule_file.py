@@ -7,8 +7,8 @@ from typing import TypeAlias
 from .cell import Cell
 from .document import NotARecord, cell_from_json, part_from_json
 from .files import COMPRESSED, read_json, stored
+from .limits import Limits
 from .older import cell_of_schedule_file
-from .record import Limits
 from .schedule import DecisionRow, Search
 
 REQUIRED = ("model", "system", "batch", "device", "operators", "edges", "waits", "streams", "width")

@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from .calls import Latency
 from .cell import Choice
 from .comparison import UNSOUND, Speedup, over_processes, speedup
-from .record import Latency, Quantity, Record
+from .quantity import Quantity
+from .record import Record
 from .setting import Setting
 from .store import Store, why_no_records
 

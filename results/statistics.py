@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log, sqrt
 from statistics import mean, median, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     import numpy as np
+
+Samples: TypeAlias = tuple[float, ...]
 
 RESAMPLES = 2000
 ENDS = (0.025, 0.975)  # quantiles of a 95 % interval

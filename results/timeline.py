@@ -6,8 +6,8 @@ from typing import Any
 
 from .cell import Cell, Conditions
 from .document import JSON, cell_from_json, cell_to_json, part_from_json, part_to_json
+from .limits import Limits
 from .older import cell_of_title
-from .record import Limits
 
 COMPUTE, MEMORY, UNKNOWN = "compute-intensive", "memory-intensive", "unknown"
 KINDS = (COMPUTE, MEMORY, UNKNOWN)

@@ -11,7 +11,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from results.pack import SUFFIX, sweep_of
-from results.record import Quantity, Record
+from results.quantity import Quantity
+from results.record import Record
 from results.store import Store
 
 from .commits import code_state

@@ -29,9 +29,9 @@ if not __package__:  # run as a file: the rooms are beside its folder
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import conf
+from results.environment import Environment
 from results.files import write_whole
 from results.pack import SUFFIX, documents_of
-from results.record import Environment
 from scripts.arguments import Parser
 
 ROOT = conf.FOLDER.parent

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from statistics import mean
 
-from results.record import Accuracy, PredictionTime, Record
+from results.accuracy import Accuracy, PredictionTime
+from results.record import Record
 from results.siblings import Siblings
 
 from .table import Made, Table, made, table

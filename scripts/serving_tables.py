@@ -7,7 +7,8 @@ import numpy as np
 
 from results.agreement import Point
 from results.latencies import latency_ms, request_throughput
-from results.record import Quantity, Record
+from results.quantity import Quantity
+from results.record import Record
 
 from .agreement import points
 from .commits import code_state

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from conf.text import counted
 from results.cell import Choice, named
-from results.record import Limits, Record
+from results.limits import Limits
+from results.record import Record
 from results.selection import Row, Selection, latency_of
 
 from .charts.style import short

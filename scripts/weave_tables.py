@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from results.cell import Choice
 from results.comparison import Speedup
-from results.record import Limits, Record
+from results.limits import Limits
+from results.record import Record
 from results.siblings import Siblings
 
 from .charts.style import short

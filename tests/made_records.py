@@ -6,9 +6,11 @@ from typing import Any
 from hypothesis import strategies as st
 
 import conf
+from results.calls import Comparison, Latency, Memory, Throughput
 from results.cell import Cell, Choice, Conditions, choose
 from results.course import Course
-from results.record import STATUSES, Comparison, Environment, Latency, Memory, Record, Throughput, identity
+from results.environment import Environment
+from results.record import STATUSES, Record, identity
 from results.statistics import describe
 from results.warning import Warning
 

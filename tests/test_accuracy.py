@@ -21,10 +21,10 @@ from models.table_options import TableOptions
 from models.tabular.catalogue import read
 from models.tabular.dataset import split
 from models.tabular.pipelines import Size
+from results.accuracy import SeedAccuracy
 from results.cell import Cell, Conditions, choose
 from results.document import from_json, to_json
 from results.ranking import auc
-from results.record import SeedAccuracy
 from runners.cell.accuracy import AccuracySession
 from runners.checks import BadRequest
 from runners.measurements.accuracy import AccuracyOptions, summarized

@@ -24,7 +24,7 @@ from modules import Branches
 import systems
 from results.cell import Cell
 from results.course import Course
-from results.record import ActiveWarps
+from results.occupation import ActiveWarps
 from results.store import Store
 from runners.cell.measuring import measured
 from runners.cell.session import Session

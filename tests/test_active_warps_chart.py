@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
 from results.course import Course
-from results.record import ActiveWarps, Record
+from results.occupation import ActiveWarps
+from results.record import Record
 from results.selection import NoResults
 from results.selection import Selection as Selected
 from scripts.charts import active_warps as chart

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import models
 from models.calibration import calibrate
+from results.calls import Correctness
 from results.cell import Cell, Conditions, choose
-from results.record import Correctness
 from runners.cell import reference
 from runners.cell.measuring import measured
 from runners.cell.session import Session

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from results.record import Limits
+from results.limits import Limits
 from runners.showings.schedule import bounds_text, decision_table, gain_table
 from systems.scheduling.decision import Decision, DecisionRow, rows
 

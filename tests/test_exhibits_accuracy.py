@@ -9,9 +9,10 @@ import pytest
 from made_records import record
 from scipy.stats import ttest_1samp
 
+from results.accuracy import Accuracy, SeedAccuracy, TableCounts
 from results.cell import Cell, Conditions, choose
 from results.finding import CANNOT, DIRECTION, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_RUN, Finding
-from results.record import Accuracy, Record, SeedAccuracy, TableCounts
+from results.record import Record
 from results.selection import NoResults, by_setting
 from scripts.charts import accuracy as charts
 from scripts.charts import claims, style

@@ -14,7 +14,8 @@ from scipy.stats import t as student
 
 from results.cell import choose, named
 from results.latencies import latencies_ms
-from results.record import Measured, Quantity, Record
+from results.quantity import Measured, Quantity
+from results.record import Record
 from results.selection import Selection
 from results.statistics import FEW, STUDENT, interval, median_interval, resampled_medians
 from results.store import Store

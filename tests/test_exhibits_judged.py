@@ -26,9 +26,11 @@ from made_records import rounds
 from results.cell import choose
 from results.document import to_json
 from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_COMPARABLE, NOT_RUN, UNDECIDED, UNJUDGED, VERDICTS
+from results.limits import Limits
+from results.occupation import Kernels, SmEfficiency
 from results.pack import packed
 from results.published.values import select as select_values
-from results.record import Kernels, Limits, Record, SmEfficiency
+from results.record import Record
 from results.schedule_file import read_cells
 from results.selection import Selection
 from results.store import Store

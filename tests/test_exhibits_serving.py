@@ -10,7 +10,8 @@ from made_records import cell, record
 
 from results.cell import choose
 from results.finding import CANNOT, HOLDS, NOT_COMPARABLE, UNDECIDED
-from results.record import Measured, Quantity, Record
+from results.quantity import Measured, Quantity
+from results.record import Record
 from results.store import Store
 from scripts.exhibits import findings, quantities
 from scripts.exhibits.preset import Preset, names

@@ -24,7 +24,8 @@ from results.cell import Cell, Conditions, choose
 from results.document import NotARecord, from_json, to_json
 from results.files import read_json
 from results.pack import MOST_LINES, documents_of, packed, read_pack
-from results.record import Measured, Quantity, Record
+from results.quantity import Measured, Quantity
+from results.record import Record
 from results.regression import METRICS, changes
 from results.schedule_file import ScheduleFile
 from results.selection import Selection

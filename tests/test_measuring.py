@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from made_records import cell, record
 
 from results.cell import Cell, Conditions, choose
-from results.record import Limits
+from results.limits import Limits
 from results.statistics import FEW, describe, spread
 from runners.cell.calls import MOST_CALLS, sample
 from runners.cell.measuring import measured, profiled

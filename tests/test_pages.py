@@ -18,7 +18,9 @@ from made_records import cell, record
 from results.cell import Choice, named
 from results.course import Course
 from results.document import to_json
-from results.record import Kernels, Measured, Quantity, Record
+from results.occupation import Kernels
+from results.quantity import Measured, Quantity
+from results.record import Record
 from results.selection import Selection
 from scripts import plot
 from scripts.charts import style

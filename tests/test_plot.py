@@ -28,9 +28,11 @@ from test_active_warps_chart import pictured_warps
 from results.cell import Cell, Choice, Conditions, choose, named
 from results.finding import Finding
 from results.published.values import exhibit
-from results.record import Iterations, Measured, Quantity, Record, ServedRequests, ServedTrace, Serving
+from results.quantity import Measured, Quantity
+from results.record import Record
 from results.selection import WORDS, NoResults, by_setting, latency_of, read
 from results.selection import Selection as Selected
+from results.serving import Iterations, ServedRequests, ServedTrace, Serving
 from results.siblings import siblings
 from results.store import Store
 from scripts import plot

@@ -11,7 +11,8 @@ import pytest
 from made_records import cell, latency, record, rounds
 from sentences import FIGURE, cells_of, pages, prose, sections
 
-from results.record import Correctness, Record
+from results.calls import Correctness
+from results.record import Record
 from results.siblings import Siblings, siblings
 from results.store import Store
 from results.warning import Warning

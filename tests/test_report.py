@@ -16,7 +16,9 @@ from made_records import record as made_record
 from reports import OVERVIEW, REFERENCE, TIMELINE, VERDICT, document, made, records
 
 from results.cell import named
-from results.record import Limits, Measured, Quantity, Record
+from results.limits import Limits
+from results.quantity import Measured, Quantity
+from results.record import Record
 from results.selection import Selection, by_setting, read
 from results.timeline import COMPUTE, MEMORY, Bar, to_trace
 from results.verdict import VERDICTS, read_verdicts, write_verdicts

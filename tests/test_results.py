@@ -24,10 +24,11 @@ from made_records import CONDITIONS, ENVIRONMENT, arbitrary_records, cell, chose
 from results.cell import Choice, Conditions, choose, named
 from results.comparison import speedup
 from results.document import NotARecord, cell_from_json, cell_to_json, from_json, to_json
+from results.environment import Environment
 from results.files import PARTIAL, write_json
 from results.older import cell_of_schedule_file, cell_of_title
 from results.pack import documents_of
-from results.record import Environment, identity
+from results.record import identity
 from results.statistics import FEW, median_interval
 from results.store import STALE_SECONDS, Store
 from results.warning import SENTENCES, Warning

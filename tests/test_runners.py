@@ -24,7 +24,8 @@ from scipy.stats import bootstrap
 import models
 from models import loading
 from results.cell import Cell, Conditions, choose
-from results.record import Limits, Record
+from results.limits import Limits
+from results.record import Record
 from results.statistics import describe, spread
 from results.warning import Warning
 from results.words import one_line

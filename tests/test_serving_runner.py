@@ -31,7 +31,8 @@ from models import BadModel
 from models.decoders import load_decoder
 from models.gpt import GPT, made
 from results.cell import Cell, Choice, Conditions, choose
-from results.record import Iterations, Measured, ServedRequests
+from results.quantity import Measured
+from results.serving import Iterations, ServedRequests
 from results.statistics import describe
 from runners.cell import measuring
 from runners.checks import BadRequest

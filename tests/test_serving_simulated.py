@@ -24,7 +24,8 @@ from test_serving_engine import MODULE, NUM_SLOTS, NUM_STOPS, SHAPE, alone
 from results.cell import Cell, Conditions, choose
 from results.document import part_from_json
 from results.files import read_json
-from results.record import Measured, Serving
+from results.quantity import Measured
+from results.serving import Serving
 from results.store import Store
 from results.timeline import Timeline
 from runners.cell.measuring import measured

@@ -9,20 +9,13 @@ import pytest
 from made_records import ENVIRONMENT, cell, record, rounds
 from rich.console import Console
 
+from results.calls import Correctness, Latency, Memory, Throughput
 from results.cell import Cell, Conditions, choose
 from results.course import Course
-from results.record import (
-    ActiveWarps,
-    Correctness,
-    Latency,
-    Limits,
-    Measured,
-    Memory,
-    Quantity,
-    Record,
-    SmEfficiency,
-    Throughput,
-)
+from results.limits import Limits
+from results.occupation import ActiveWarps, SmEfficiency
+from results.quantity import Measured, Quantity
+from results.record import Record
 from results.schedule import Compilation, DecisionRow
 from results.statistics import Statistics
 from results.warning import Warning

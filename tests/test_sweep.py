@@ -17,7 +17,8 @@ from conftest import Run, command, environment, gone, heed_interrupts, living, s
 from results.cell import Cell, Conditions, choose
 from results.comparison import speedup
 from results.document import from_json, to_json
-from results.record import Measured, Quantity, Record
+from results.quantity import Measured, Quantity
+from results.record import Record
 from results.warning import Warning
 from runners.cell.messages import Answer, Command, Done, Failed, Learn, Learned, Measure, Round
 from runners.measurements.base import NOT_YET

@@ -17,7 +17,7 @@ from modules import Branches
 from torch import nn
 
 import systems
-from results.record import Limits
+from results.limits import Limits
 from results.timeline import COMPUTE, MEMORY, UNKNOWN, Bar, Timeline, from_trace, to_trace
 from runners.cell import timeline
 from runners.cell.messages import Shown

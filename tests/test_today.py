@@ -10,7 +10,7 @@ from conftest import ROOT, Run
 
 import conf
 from results.cell import named
-from results.record import Limits
+from results.limits import Limits
 from results.selection import NoResults, Selection, by_setting, read
 from results.siblings import siblings
 from scripts.standing import GAIN, SECTIONS, Standing, standings

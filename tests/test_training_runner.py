@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from training import SMALL_BERT, eager_step
 
+from results.calls import Correctness
 from results.cell import Cell, Conditions, choose
 from results.document import from_json, to_json
-from results.record import Correctness
 from runners.cell.measuring import measured
 from runners.cell.training import TrainingSession, loss
 from systems.base import Prepared

@@ -23,8 +23,10 @@ import systems
 from models import BadModel
 from models.registry import PIPELINE
 from models.table_options import TableOptions
+from results.accuracy import Accuracy, PredictionTime, SeedAccuracy, TableCounts
+from results.calls import Correctness
 from results.cell import Cell
-from results.record import Accuracy, Correctness, Limits, PredictionTime, SeedAccuracy, TableCounts
+from results.limits import Limits
 from results.warning import Warning
 from runners.machine.code import code_digest
 from runners.measurements.accuracy import AccuracyOptions, summarized

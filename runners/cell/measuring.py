@@ -6,7 +6,8 @@ Invariant: nothing is timed after a profiler was in the process, nor of a cell t
 import os
 from dataclasses import replace
 
-from results.record import Correctness, Record
+from results.calls import Correctness
+from results.record import Record
 from results.warning import Warning
 from runners.machine.cpu_load import MOST_OTHER_LOAD, CpuLoad
 from runners.machine.environment import cores

@@ -6,7 +6,9 @@ from struct import Struct
 
 from results.cell import Cell, Choice
 from results.document import part_from_json, part_to_json
-from results.record import Limits, Record, Samples
+from results.limits import Limits
+from results.record import Record
+from results.statistics import Samples
 from results.warning import Warning
 from results.words import one_line
 

@@ -15,8 +15,10 @@ from torch import nn
 import models
 import systems
 from models.calibration import calibrate
+from results.calls import Correctness
 from results.cell import Cell
-from results.record import Correctness, Limits, Samples
+from results.limits import Limits
+from results.statistics import Samples
 from results.warning import Warning
 from results.words import one_line
 from runners.measurements import correctness

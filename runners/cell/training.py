@@ -14,8 +14,8 @@ from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
 from models.model import TF32
+from results.calls import Correctness
 from results.cell import Cell
-from results.record import Correctness
 from runners.measurements.base import options_of
 from runners.measurements.correctness import Errors, beyond, largest
 from runners.measurements.training import TrainingOptions

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from results.record import Clocks
+from results.environment import Clocks
 
 # Reasons for a lower clock that falsify a measurement; being idle or set so by an application do not.
 THROTTLING = {

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from results.cell import Cell
-from results.record import Environment
+from results.environment import Environment
 
 from . import card
 from .code import code_digest

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from conf.text import counted
-from results.record import Accuracy as AccuracyPart
+from results.accuracy import Accuracy as AccuracyPart
 from results.record import Record
 from runners.checks import positive_integer
 
@@ -16,7 +16,7 @@ from .base import DASH, Column, Composition, Measurement, Part, Row
 from .subject import Subject
 
 if TYPE_CHECKING:
-    from results.record import SeedAccuracy
+    from results.accuracy import SeedAccuracy
 
 
 @dataclass(frozen=True)

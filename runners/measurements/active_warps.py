@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from results.cell import Cell
 from results.course import Course
-from results.record import ActiveWarps as ActiveWarpsPart
+from results.occupation import ActiveWarps as ActiveWarpsPart
 from results.record import Record, now
 
 from .base import Column, Measurement, Part, Row, sourced

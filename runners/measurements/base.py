@@ -11,22 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, TypeAlias
 
+from results.accuracy import Accuracy
+from results.calls import Correctness, Latency, Memory, Throughput
 from results.cell import Choice
-from results.record import (
-    Accuracy,
-    ActiveWarps,
-    Correctness,
-    Kernels,
-    Latency,
-    Limits,
-    Measured,
-    Memory,
-    Quantity,
-    Record,
-    Serving,
-    SmEfficiency,
-    Throughput,
-)
+from results.limits import Limits
+from results.occupation import ActiveWarps, Kernels, SmEfficiency
+from results.quantity import Measured, Quantity
+from results.record import Record
+from results.serving import Serving
 from results.warning import Warning
 
 from .subject import Subject

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
-from results.record import Measured, Quantity, Record, now
+from results.quantity import Measured, Quantity
+from results.record import Record, now
 from results.warning import Warning
 from runners.serving.capacity import Tried, largest_rate
 from runners.serving.options import CapacityOptions, ServingOptions

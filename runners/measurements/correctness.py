@@ -18,7 +18,7 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from models.model import TF32
-from results.record import Correctness as CorrectnessPart
+from results.calls import Correctness as CorrectnessPart
 from results.record import Record
 from systems.tolerance import FLOOR, MULTIPLE, NONE, Distance, Span, distance, is_whole, jump
 

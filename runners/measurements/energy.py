@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 
-from results.record import Measured, Quantity, Record, now
+from results.quantity import Measured, Quantity
+from results.record import Record, now
 from results.statistics import describe
 from runners.cell.calls import Call, sample, synchronize
 from runners.checks import BadRequest, is_positive

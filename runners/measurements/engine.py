@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from results.record import Measured, Quantity, Record, now
+from results.quantity import Measured, Quantity
+from results.record import Record, now
 from results.statistics import describe
 from runners.serving.options import EngineOptions
 

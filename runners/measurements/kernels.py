@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from results.record import Kernels as KernelsPart
+from results.occupation import Kernels as KernelsPart
 from results.record import now
 
 from .base import Measurement, Part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from results.record import Latency as LatencyPart
+from results.calls import Latency as LatencyPart
 from results.record import Record
 from results.statistics import Statistics, describe, spread
 from results.warning import Warning

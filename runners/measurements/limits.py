@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from results.document import part_from_json
-from results.record import Limits as LimitsPart
+from results.limits import Limits as LimitsPart
 from results.record import Record, now
 from results.words import one_line
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from results.record import Memory as MemoryPart
+from results.calls import Memory as MemoryPart
 from results.record import Record
 from runners.cell.calls import Call, synchronize
 

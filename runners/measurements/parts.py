@@ -2,7 +2,9 @@
 
 from dataclasses import fields, replace
 
-from results.record import Limits, Measured, Record
+from results.limits import Limits
+from results.quantity import Measured
+from results.record import Record
 
 from .base import Part
 from .registry import plan

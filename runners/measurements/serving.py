@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Protocol, cast
 
 from results.latencies import lag_p99_ms
-from results.record import Quantity, Record, Serving
+from results.quantity import Quantity
+from results.record import Record
+from results.serving import Serving
 from results.warning import Warning
 from runners.serving.options import ServingOptions
 

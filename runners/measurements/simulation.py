@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Protocol, cast
 
-from results.record import Measured, Quantity, Record, now
+from results.quantity import Measured, Quantity
+from results.record import Record, now
 from results.warning import Warning
 from runners.serving.options import SimulationOptions
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from results.cell import Cell
 from results.document import cell_to_json
+from results.occupation import SmEfficiency as SmEfficiencyPart
 from results.record import Record, now
-from results.record import SmEfficiency as SmEfficiencyPart
 from results.words import one_line
 from runners.checks import one_of
 from runners.machine.installation import module_name

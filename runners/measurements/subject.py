@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from results.calls import Correctness
 from results.cell import Cell
-from results.record import Correctness, Limits
+from results.limits import Limits
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

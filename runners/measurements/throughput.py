@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from time import perf_counter
 
+from results.calls import Throughput as ThroughputPart
 from results.record import Record
-from results.record import Throughput as ThroughputPart
 from results.statistics import describe
 from runners.cell.calls import Call, sample, synchronize
 

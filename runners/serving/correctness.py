@@ -18,7 +18,7 @@ from conf.text import counted
 from models.decoders import AnyDecoder, continued
 from models.gpt_part import PartedGPT
 from models.model import TF32
-from results.record import Correctness
+from results.calls import Correctness
 from systems.serving.batch import Batch, Row
 from systems.serving.engine import Engine, LocalEngine, Returned
 from systems.serving.loop import Listed, RealClock

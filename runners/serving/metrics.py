@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from results import latencies
-from results.record import Iterations, Quantity, ServedRequests
+from results.quantity import Quantity
+from results.serving import Iterations, ServedRequests
 from results.statistics import describe
 
 from .traffic import Seen

@@ -16,8 +16,10 @@ from torch import nn
 import systems
 from conf.text import counted
 from models.decoders import AnyDecoder, decoder_size, load_decoder
+from results.calls import Correctness
 from results.cell import Cell
-from results.record import Correctness, ServedTrace, Serving, now
+from results.record import now
+from results.serving import ServedTrace, Serving
 from results.warning import Warning
 from runners.cell.arithmetic import set_arithmetic
 from runners.cell.calls import synchronize

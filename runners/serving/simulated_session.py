@@ -10,10 +10,12 @@ from dataclasses import replace
 from statistics import median
 
 from conf.text import counted, first_line
+from results.calls import Correctness
 from results.cell import Cell
 from results.document import part_from_json
 from results.files import read_json
-from results.record import Correctness, ServedTrace, Serving, now
+from results.record import now
+from results.serving import ServedTrace, Serving
 from runners.measurements.base import options_of
 from systems.base import BadOption
 from systems.serving.parts import REDUCTIONS

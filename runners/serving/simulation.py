@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from results.record import Iterations, ServedRequests
+from results.serving import Iterations, ServedRequests
 from systems.serving.loop import Listed, serve
 from systems.serving.request import Delivery, Request
 from systems.serving.scheduler import Scheduler

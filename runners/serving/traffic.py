@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from results.record import Iterations, ServedRequests
+from results.serving import Iterations, ServedRequests
 from runners.machine.installation import module_name
 from systems.serving.loop import Course, Inbox, RealClock
 from systems.serving.peer import PeerServer

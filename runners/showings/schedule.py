@@ -8,7 +8,7 @@ from rich.table import Table
 from conf.text import counted
 from results.cell import Cell
 from results.document import cell_to_json, part_from_json
-from results.record import Limits
+from results.limits import Limits
 from results.schedule import AFTER, BEFORE, DecisionRow, gained_in_whole
 from results.terminal import Terminal
 from runners.cell.messages import Failed

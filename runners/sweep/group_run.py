@@ -11,9 +11,11 @@ from dataclasses import replace
 
 from results.cell import Cell
 from results.document import to_json
+from results.environment import Environment
 from results.files import parsed
+from results.limits import Limits
 from results.pack import sound_record
-from results.record import Environment, Limits, Record, now
+from results.record import Record, now
 from results.store import Store
 from results.warning import Warning
 from runners.cell.messages import Answer, Done, Failed, Learn, Learned, Measure, Profile, Refused

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
+from results.calls import Comparison
 from results.cell import Cell
 from results.comparison import UNSOUND, has_sound_rounds
-from results.record import Comparison, Record, Samples, now
+from results.record import Record, now
+from results.statistics import Samples
 from results.store import Store
 from results.warning import Warning
 from runners.cell.messages import Answer, Failed, Turn

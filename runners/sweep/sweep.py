@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from results.cell import Cell, Group
-from results.record import Environment, Record, identity
+from results.environment import Environment
+from results.record import Record, identity
 from results.store import Store
 from runners.checks import not_writable
 from runners.machine import environment

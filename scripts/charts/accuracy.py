@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+from results.accuracy import Accuracy
 from results.cell import Choice
-from results.record import Accuracy, Record
+from results.record import Record
 from results.selection import NoResults, Row, Selection
 
 from .chart import Chart

@@ -11,7 +11,8 @@ from matplotlib.patheffects import Normal, Stroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from results.course import Course
-from results.record import ActiveWarps, Record
+from results.occupation import ActiveWarps
+from results.record import Record
 from results.selection import NoResults, Selection
 
 from .chart import Chart

@@ -10,8 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from results.record import Iterations, Record, Serving
+from results.record import Record
 from results.selection import NoResults, Selection
+from results.serving import Iterations, Serving
 
 from .chart import Chart
 from .names import written

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
+from results.calls import Memory
 from results.cell import Choice
-from results.record import Memory, Record
+from results.record import Record
 from results.selection import NoResults, Row, Selection
 
 from .chart import Chart

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from results.cell import Choice
+from results.occupation import SmEfficiency
 from results.published.value import Value
-from results.record import Record, SmEfficiency
+from results.record import Record
 from results.selection import NoResults, Row, Selection
 
 from .bars import Bar, Mark, draw_bars

@@ -9,8 +9,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
 from conf.text import counted
+from results.calls import Throughput
 from results.cell import Choice
-from results.record import Record, Throughput
+from results.record import Record
 from results.selection import NoResults, Selection
 from results.statistics import Statistics
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from conf.text import counted
+from results.accuracy import Accuracy
 from results.cell import choose
 from results.finding import Finding
 from results.published.value import Value
-from results.record import Accuracy, Record
+from results.record import Record
 
 from .evidence import Evidence
 from .missing import Missing

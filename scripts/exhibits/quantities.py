@@ -8,10 +8,13 @@ import numpy as np
 import conf
 from results.cell import Choice, named
 from results.latencies import latency_ms, request_throughput
-from results.record import ActiveWarps, Limits, Record, ServedRequests, SmEfficiency
-from results.record import Quantity as Described
+from results.limits import Limits
+from results.occupation import ActiveWarps, SmEfficiency
+from results.quantity import Quantity as Described
+from results.record import Record
 from results.schedule import BlockSearch, Search
 from results.selection import Row, quantity_of
+from results.serving import ServedRequests
 from results.statistics import median_interval
 
 from .evidence import Evidence

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from conf.text import counted
+from results.calls import Latency
 from results.cell import Choice
 from results.comparison import Speedup, margin, speedup
 from results.finding import ONE_PROCESS
-from results.record import Latency, Limits
+from results.limits import Limits
 from results.selection import Row, Selection, latency_of
 from scripts.charts.style import short
 from scripts.table import DASH, Entry, Table, made, table

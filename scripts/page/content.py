@@ -9,7 +9,11 @@ from typing import TypeAlias, TypeVar
 import conf
 from results.cell import Choice
 from results.comparison import margin
-from results.record import Environment, Limits, Measured, Quantity, Record, SmEfficiency
+from results.environment import Environment
+from results.limits import Limits
+from results.occupation import SmEfficiency
+from results.quantity import Measured, Quantity
+from results.record import Record
 from results.schedule import AFTER, BEFORE, Search, gained_in_whole
 from results.selection import Row, Selection, latency_of, quantity_of
 from results.statistics import Statistics

@@ -55,7 +55,7 @@ class Task:
 
 @dataclass(frozen=True)
 class BatchTime:
-    """Predicting a batch; see results.record.PredictionTime."""
+    """Predicting a batch; see results.accuracy.PredictionTime."""
 
     batch: int
     form: str
