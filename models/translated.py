@@ -14,7 +14,8 @@ from torch import nn
 from conf import not_one_of
 from models.neural.embeddings import Embeddings
 from models.neural.factorization import Factorization
-from models.neural.trees import ForestLeaves, HardForest, SoftForest, Tree, TreeEnsemble
+from models.neural.forests import ForestLeaves, HardForest, SoftForest
+from models.neural.trees import Tree, TreeEnsemble
 from models.registry import BadModel, Input, register
 
 FORMS = ("hard", "soft")

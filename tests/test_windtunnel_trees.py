@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.neural.embeddings import Embeddings
+from models.neural.forests import ForestLeaves, HardForest, SoftForest
 from models.neural.graph import Chain, Slot, Union
 from models.neural.lookups import MODULUS, MOST_LEAVES, LookupForest
-from models.neural.trees import ForestLeaves, HardForest, SoftForest, Tree, TreeEnsemble, floored
+from models.neural.trees import Tree, TreeEnsemble, floored
 
 pytest.importorskip("sklearn", reason="pip install '.[windtunnel]'")
 lightgbm = pytest.importorskip("lightgbm", reason="pip install '.[windtunnel]'")

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.neural.trees import SoftForest
+from models.neural.forests import SoftForest
 from systems.tabular.steps import Rows, Steps, optimizer_options
 
 from .losses import Loss

@@ -21,14 +21,14 @@ from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
-from models.neural import distances, embeddings, factorization, graph, likelihood, linear, lookups, trees
+from models.neural import distances, embeddings, factorization, forests, graph, likelihood, linear, lookups
 
 from .base import Form, Link
 from .inputs import Beside, Kept, Lookup, Source, Step, Take
 from .translate import Line, Translation
 
 WEIGHTS, DESCRIPTION, VERSION = "weights.safetensors", "windtunnel.json", 2
-ROOMS = (distances, embeddings, factorization, graph, likelihood, linear, lookups, trees)
+ROOMS = (distances, embeddings, factorization, forests, graph, likelihood, linear, lookups)
 MODULES: dict[str, type[nn.Module]] = {
     **{c.__name__: c for room in ROOMS for c in vars(room).values() if isinstance(c, type) and issubclass(c, nn.Module)},
     **{c.__name__: c for c in (nn.Linear, nn.Sequential, nn.ModuleList, nn.ParameterList)},

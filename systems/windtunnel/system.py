@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from conf import Options, not_one_of
-from models.neural.trees import LEVELS
+from models.neural.forests import LEVELS
 from systems.base import BadOption
 from systems.tabular.learner import (
     SMALL_BATCH,

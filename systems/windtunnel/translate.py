@@ -17,10 +17,11 @@ from sklearn.utils import get_tags
 from torch import Tensor, nn
 
 from models.neural.embeddings import Embeddings
+from models.neural.forests import ForestLeaves, HardForest, SoftForest
 from models.neural.graph import Chain, Network, Slot, Union, Within
 from models.neural.linear import Columns
 from models.neural.lookups import LookupForest
-from models.neural.trees import ForestLeaves, HardForest, SoftForest, TreeEnsemble
+from models.neural.trees import TreeEnsemble
 
 from .base import Converter, Form, Link, Translated, Untranslatable
 from .converters import bayes, decomposition, encoders, factorization, linear, neighbours, normalizers, trees

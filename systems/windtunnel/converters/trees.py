@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from models.neural.trees import ForestLeaves, HardForest, SoftForest, TreeEnsemble
+from models.neural.forests import ForestLeaves, HardForest, SoftForest
+from models.neural.trees import TreeEnsemble
 from systems.windtunnel.base import Converter, Form, Link, Translated, Untranslatable
 from systems.windtunnel.parse import lightgbm, sklearn_trees, xgboost
 
