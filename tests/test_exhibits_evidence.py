@@ -6,13 +6,13 @@ from math import exp, log, sqrt
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from judged_exhibits import EAGER, H200, NIMBLE, RECORDS
 from made_records import cell, latency, record, rounds
 from scipy.stats import t as student
 
-from results.cell import choose, named
+from results.cell import choose
 from results.latencies import latencies_ms
 from results.quantity import Measured, Quantity
 from results.record import Record
@@ -21,14 +21,12 @@ from results.statistics import FEW, STUDENT, interval, median_interval, resample
 from results.store import Store
 from results.warning import Warning
 from scripts.exhibits import findings
-from scripts.exhibits.evidence import Evidence, select
+from scripts.exhibits.evidence import Evidence, choices, select
 from scripts.exhibits.missing import Missing
 from scripts.exhibits.number import Number, least, speedup
 from scripts.exhibits.preset import Preset
 from scripts.exhibits.quantities import ratios_of_traces, saturation, sm_efficiency
 
-H200 = ROOT / "results" / "reference" / "h200"
-EAGER, NIMBLE = named("system", "eager"), named("system", "nimble")
 ROW = "nasnet", 1
 SLO_RATE = Quantity("slo_rate", "largest rate", "req/s", 10.0, is_more_better=True)
 
@@ -219,3 +217,35 @@ def test_few_samples_hold_the_truth_as_often_as_an_interval_says(count: int) -> 
     inside = sum(low <= 1 <= high for low, high in map(median_interval, draws.tolist()))
     assert abs(inside / trials - 0.95) < 3 * sqrt(0.95 * 0.05 / trials)
     assert log(median_interval([2.0, 2.0])[1]) == pytest.approx(log(2.0)) and median_interval([3.0]) == (3.0, 3.0)
+
+
+def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:
+    sweep = {"model": "nasnet,bert", "system": "eager,nimble", "batch": "8,32"}
+    chosen = select(RECORDS, [sweep])
+    assert chosen is not None and chosen.rows == [("bert", 8), ("nasnet", 8), ("bert", 32), ("nasnet", 32)]
+    assert chosen.systems == [EAGER, NIMBLE]
+    bert = {"model": "bert", "system": "eager"}
+    assert select(RECORDS, [bert]) is not None and select(RECORDS, [{**bert, "model.sequence": "32"}]) is None
+    ios = choices("system", {"system": "ios,greedy", "system.r": "1,3"})
+    assert {system.label for system in ios} == {"ios (r=1)", "ios", "greedy (r=1)", "greedy"}
+    assert (
+        select(RECORDS, [{**sweep, "runner": "training"}]) is None and select(RECORDS, [{**sweep, "device": "cpu"}]) is None
+    )
+    nasnet = next(r for r in RECORDS if r.cell.model.name == "nasnet")
+    other = [replace(nasnet, environment=replace(nasnet.environment, host="elsewhere"))]
+    assert (selection := select([*RECORDS, *other], [sweep])) is not None and selection.setting.host != "elsewhere"
+
+
+def test_systems_are_compared_under_one_load() -> None:
+    """Azure's requests as they came, and as fast as they were answered."""
+    sweep = Preset.read("orca/azure_trace").sweep
+    packs = ("serving-azure", "serving-azure-saturated")
+    came, saturated = (list(Store(H200 / f"{name}.jsonl.gz").read().records.values()) for name in packs)
+    mixed = [came[0], saturated[1], saturated[0], came[1]]
+    came_on_its_own = {key: value for key, value in sweep.items() if key != "runner.concurrency"}
+    came_on_its_own |= {"runner.trace": "from-191.csv", "runner.trace_speed": 1.05, "runner.requests": 145}
+    for records, asked, load in ((mixed, sweep, 64), (mixed, came_on_its_own, 0), (saturated, sweep, 64)):
+        chosen = select(records, [asked])
+        assert chosen is not None and len(chosen.systems) == 2
+        assert {record.cell.runner.options["concurrency"] for record in chosen.records} == {load}
+    assert select(came, [sweep]) is None

@@ -1,43 +1,27 @@
-"""Figures and verdicts of exhibits against the committed records."""
+"""Figures of exhibits against the committed records."""
 
 import itertools
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pytest
-from judged_exhibits import (
-    EAGER,
-    H200,
-    NIMBLE,
-    NIMBLE_PAPER,
-    OF_THE_PAPER,
-    OPARA,
-    RECORDS,
-    judged,
-    made,
-    under,
-)
-from made_records import rounds
+from judged_exhibits import EAGER, H200, NIMBLE, NIMBLE_PAPER, OF_THE_PAPER, OPARA, RECORDS, judged, made, under
 
 from results.cell import choose
 from results.document import to_json
-from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_COMPARABLE, NOT_RUN, UNDECIDED, UNJUDGED, VERDICTS
-from results.limits import Limits
-from results.occupation import Kernels, SmEfficiency
+from results.finding import CANNOT, DOES_NOT_HOLD, HOLDS, IN_PART, NOT_COMPARABLE, UNDECIDED
+from results.occupation import SmEfficiency
 from results.pack import packed
 from results.published.values import select as select_values
 from results.record import Record
 from results.schedule_file import read_cells
-from results.selection import Selection
 from results.store import Store
 from results.warning import Warning
 from scripts.exhibits import findings, judgement, recorded
-from scripts.exhibits.behind import behind
-from scripts.exhibits.evidence import Evidence, choices, select
+from scripts.exhibits.evidence import Evidence
 from scripts.exhibits.preset import Preset, names
 
 
@@ -251,17 +235,6 @@ def test_rounds_on_a_busy_host_reach_to_what_each_side_took_alone() -> None:
         assert f"{slowed} {times:.2f} times as long in the rounds as alone" in finding.reason
 
 
-def test_a_verdict_says_how_much_of_its_exhibit_was_measured() -> None:
-    preset, evidence, exhibit_findings = judged("nimble/figure2a")
-    verdict = judgement.judge(preset, evidence, exhibit_findings, small=False)
-    assert (verdict.verdict, verdict.extent) == (IN_PART, "1 of 2") and exhibit_findings[0].reason.startswith("on ")
-    unjudged = replace(exhibit_findings[0], is_comparable=False)
-    verdict = judgement.judge(preset, evidence, [*exhibit_findings, unjudged], small=False)
-    assert (verdict.verdict, verdict.extent) == (UNJUDGED, "1 of 3")
-    # What was measured beside is shown with the reason why it is not judged.
-    assert f"{unjudged.what} {judgement.interval(unjudged)}" in verdict.reason
-
-
 def test_latencies_become_ratios() -> None:
     """Of each system over the one that the preset names, and of IOS over each."""
     networks = ("inception_v3", "randwire", "nasnet_large", "squeezenet_bypass")
@@ -337,115 +310,3 @@ def test_counted_and_estimated_values_are_not_compared() -> None:
     records[1] = replace(records[1], sm_efficiency=SmEfficiency(0.4, "estimated", None))
     (gain,) = [f for f in judged("opara/figure5", records)[2] if f.what == what]
     assert gain.verdict == CANNOT and "not comparable" in gain.reason
-
-
-@pytest.mark.parametrize("status", ["incorrect", "failed", "out_of_memory", "unsupported"])
-def test_what_is_not_ok_gives_no_figure(status: str) -> None:
-    wrong = {"status": status, "reason": "for a reason"}
-    records = [replace(r, **wrong) if r.cell.system.key == NIMBLE_PAPER else r for r in OF_THE_PAPER]  # type: ignore[arg-type]
-    read, evidence, exhibit_findings = judged("nimble/figure7", records)
-    assert {f.verdict for f in exhibit_findings} == {CANNOT, NOT_COMPARABLE}
-    assert any(f.reason == f"nimble_paper is {status}: for a reason" for f in exhibit_findings)
-    assert judgement.judge(read, evidence, exhibit_findings, small=False).verdict == CANNOT
-    nothing = Evidence()
-    assert judgement.judge(read, nothing, findings.findings(read, nothing), small=False).verdict == NOT_RUN
-
-
-def test_a_verdict_says_what_was_measured_and_why_it_is_so() -> None:
-    read, evidence, exhibit_findings = judged("nimble/figure7", OF_THE_PAPER)
-    verdict = judgement.judge(read, evidence, exhibit_findings, small=False)
-    assert verdict.verdict in VERDICTS and verdict.place == "NVIDIA H200"
-    assert verdict.command == "python scripts/reproduce.py nimble/figure7" and verdict.claim == read.claim
-    assert "efficientnet_b5: nimble_paper over tvm" in verdict.reason and "two days" in verdict.reason
-
-
-def test_what_lies_behind_the_ratios_is_a_table_of_calls_and_one_of_bounds() -> None:
-    """Eager's time is of the rounds where the ratios are, and else of its calls alone."""
-    _, evidence, _ = judged("nimble/figure7", OF_THE_PAPER)
-    assert evidence.measured is not None
-    (eager,) = [r for r in evidence.measured.records if (r.cell.model.name, r.cell.system.key) == ("nasnet", EAGER)]
-    assert eager.latency is not None and eager.limits is not None and eager.limits.critical_path_ms is not None
-    call, path = median(eager.latency.host_ms), eager.limits.critical_path_ms
-
-    def rows(limits: Limits | None = None, **more: Any) -> list[dict[str, str]]:
-        """Of nasnet's eager, and of its model; with kernels, and the limits of all if `limits` is None."""
-        assert evidence.measured is not None
-        records = [
-            replace(r, kernels=Kernels(9.0, 3.0, 2.0), **(more if r is eager else {})) for r in evidence.measured.records
-        ]
-        if limits is None:
-            records = [replace(r, limits=None) for r in records]
-        found = []
-        for one in behind(Selection(records)):
-            headings = [column.heading for column in one.columns]
-            texts = [dict(zip(headings, [entry.text for entry in row], strict=True)) for row in one.rows]
-            found.append(next(row for row in texts if row["model"] == "nasnet" and row.get("system", "eager") == "eager"))
-        return found
-
-    comparison = rounds("g", [7 * call], [7 * call])
-    of_call, of_model = rows(eager.limits, comparison=comparison, warnings=(Warning("profiled_before_timing"),))
-    assert of_call["call alone, ms"] == f"{call:.2f}" and of_call["kernels run, ms"] == "2.00"
-    assert of_call["kernels added up, ms"] == "3.00"
-    assert (
-        of_model["critical path, ms"] == f"{path:.2f}" and of_model["eager over the critical path"] == f"{call / path:.2f}x"
-    )
-    _, of_model = rows(eager.limits, comparison=comparison)
-    assert of_model["eager in the rounds, ms"] == f"{7 * call:.2f}"
-    assert of_model["eager over the critical path"] == f"{7 * call / path:.2f}x"
-    _, of_model = rows(comparison=comparison)
-    assert of_model["eager over its kernels back to back"] == f"{7 * call / 2.0:.2f}x"
-    assert behind(None) == []
-
-
-def test_a_claim_about_a_gpu_does_not_stand_or_fall_on_a_cpu() -> None:
-    def on_cpu(record: Record) -> Record:
-        return replace(record, cell=replace(record.cell, conditions=replace(record.cell.conditions, device="cpu")))
-
-    records = [on_cpu(record) for record in RECORDS]
-    read, evidence, exhibit_findings = judged("nimble/figure7", records)
-    verdict = judgement.judge(read, evidence, exhibit_findings, small=True)
-    assert verdict.verdict == CANNOT and "about a GPU" in verdict.reason and "8 of its 12 figures" in verdict.reason
-    none = [replace(finding, ours=None, reason="it was not asked for") for finding in exhibit_findings]
-    reason = judgement.judge(read, evidence, none, small=True).reason
-    assert reason.startswith("It is about a GPU, and this was a CPU with small settings. ") and "not asked for" in reason
-
-
-def test_what_is_counted_is_judged_on_any_machine_where_nothing_is_missing() -> None:
-    """Without a record: of a figure that has to be measured nothing is said yet."""
-    read = Preset.read("orca/table4.1")
-    counted = findings.findings(read, Evidence())
-    assert judgement.judge(read, Evidence(), counted, small=False).place == judgement.COUNTED
-    one_missing = [replace(counted[0], ours=None, reason="not measured"), *counted[1:]]
-    assert judgement.judge(read, Evidence(), one_missing, small=False).verdict == NOT_RUN
-
-
-def test_selection_is_of_one_setting_and_of_the_sweeps_cells() -> None:
-    sweep = {"model": "nasnet,bert", "system": "eager,nimble", "batch": "8,32"}
-    chosen = select(RECORDS, [sweep])
-    assert chosen is not None and chosen.rows == [("bert", 8), ("nasnet", 8), ("bert", 32), ("nasnet", 32)]
-    assert chosen.systems == [EAGER, NIMBLE]
-    bert = {"model": "bert", "system": "eager"}
-    assert select(RECORDS, [bert]) is not None and select(RECORDS, [{**bert, "model.sequence": "32"}]) is None
-    ios = choices("system", {"system": "ios,greedy", "system.r": "1,3"})
-    assert {system.label for system in ios} == {"ios (r=1)", "ios", "greedy (r=1)", "greedy"}
-    assert (
-        select(RECORDS, [{**sweep, "runner": "training"}]) is None and select(RECORDS, [{**sweep, "device": "cpu"}]) is None
-    )
-    nasnet = next(r for r in RECORDS if r.cell.model.name == "nasnet")
-    other = [replace(nasnet, environment=replace(nasnet.environment, host="elsewhere"))]
-    assert (selection := select([*RECORDS, *other], [sweep])) is not None and selection.setting.host != "elsewhere"
-
-
-def test_systems_are_compared_under_one_load() -> None:
-    """Azure's requests as they came, and as fast as they were answered."""
-    sweep = Preset.read("orca/azure_trace").sweep
-    packs = ("serving-azure", "serving-azure-saturated")
-    came, saturated = (list(Store(H200 / f"{name}.jsonl.gz").read().records.values()) for name in packs)
-    mixed = [came[0], saturated[1], saturated[0], came[1]]
-    came_on_its_own = {key: value for key, value in sweep.items() if key != "runner.concurrency"}
-    came_on_its_own |= {"runner.trace": "from-191.csv", "runner.trace_speed": 1.05, "runner.requests": 145}
-    for records, asked, load in ((mixed, sweep, 64), (mixed, came_on_its_own, 0), (saturated, sweep, 64)):
-        chosen = select(records, [asked])
-        assert chosen is not None and len(chosen.systems) == 2
-        assert {record.cell.runner.options["concurrency"] for record in chosen.records} == {load}
-    assert select(came, [sweep]) is None
