@@ -1,5 +1,6 @@
 """XLA by torchax: against eager where both import, and its reasons where they do not."""
 
+import os
 import subprocess
 import sys
 import time
@@ -353,13 +354,26 @@ def soon(is_so: Callable[[], bool], within: float) -> bool:
     return answer
 
 
-def test_the_process_of_torchax_ends_with_its_parent(torchax: Path) -> None:
-    number = torchax.parent / "number"
+KILLED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from systems.compilers.exported import Exported
+from systems.xla.translation import translated
+translated(Exported(torch.nn.ReLU().eval(), (torch.zeros(3),)))
+"""
+
+
+def test_a_translation_that_is_killed_ends_its_process_and_leaves_nothing(torchax: Path) -> None:
+    number, temporary, inductor = (torchax.parent / name for name in ("number", "temporary", "inductor"))
+    temporary.mkdir()
+    settings = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(inductor)}  # a folder of PyTorch's own
     torchax.write_text(f"import os, time; open({str(number)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from systems.xla import translation as t; t.why_no_torchax()"
-    parent = subprocess.Popen([sys.executable, "-c", code, str(torchax.parent)], cwd=ROOT)
+    command = [sys.executable, "-c", KILLED, str(torchax.parent)]
+    parent = subprocess.Popen(command, cwd=ROOT, env=os.environ | settings)
     assert soon(lambda: number.exists() and number.read_text() != "", within=120)
     child = psutil.Process(int(number.read_text()))
     parent.kill()
     parent.wait()
     assert soon(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, within=20)
+    assert list(temporary.iterdir()) == []

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
+from io import BytesIO
 from signal import Signals
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from threading import Thread
-from typing import Any
+from typing import IO, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +30,9 @@ from systems.compilers.exported import Exported
 
 from .operators import count_in_floats, reduce_equal_bags, register
 
+Heading: TypeAlias = dict[str, Any]  # what JSON holds
+
 NARROW = {torch.int64: torch.int32}  # JAX computes with integers of 32 bits
-# Files of one translation.
-PROGRAM, OPERATORS, FUNCTION, WEIGHTS, REASON = "program.pt2", "operators.json", "function.jax", "weights.json", "reason"
 LACKS = (OSError, MemoryError)  # of room or memory, which say nothing of the program
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}  # translating needs none
 
@@ -52,11 +52,11 @@ class Translation:
 
 def why_no_torchax() -> str | None:
     """Why torchax cannot be imported, in one line, or None."""
-    with TemporaryDirectory(prefix="opweave-") as folder:
-        try:
-            return _run("check", folder)
-        except ChildProcessError as error:
-            return str(error)
+    try:
+        answer, _ = _run({})
+    except ChildProcessError as error:
+        return str(error)
+    return answer.get("reason")
 
 
 def translated(exported: Exported) -> Translation:
@@ -66,23 +66,23 @@ def translated(exported: Exported) -> Translation:
         Unsupported: torch.export cannot save it, or torchax lacks an operator of it.
         ChildProcessError: the process that translates it ended before it had said more, for want of memory or room, say.
     """
-    with TemporaryDirectory(prefix="opweave-") as name:  # which nobody else can write: loading a program unpickles
-        folder = Path(name)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of tensors that share one element
-                torch.export.save(_bare(exported.program), folder / PROGRAM)
-        except LACKS:
-            raise
-        except Exception as error:  # saving raises whatever it finds in a program
-            raise Unsupported(f"torch.export cannot save it: {named_line(error)}") from error
-        targets = {node.target for node in exported.program.graph.nodes}
-        operators = sorted(target.name() for target in targets if isinstance(target, torch._ops.OpOverload))
-        (folder / OPERATORS).write_text(json.dumps(operators))
-        precision = "tensorfloat32" if exported.allow_tf32 else "float32"
-        if reason := _run("translate", name, exported.device.type, precision):
-            raise Unsupported(f"torchax cannot translate it: {reason}")
-        return Translation(bytearray((folder / FUNCTION).read_bytes()), tuple(json.loads((folder / WEIGHTS).read_text())))
+    program = BytesIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of tensors that share one element
+            torch.export.save(_bare(exported.program), program)
+    except LACKS:
+        raise
+    except Exception as error:  # saving raises whatever it finds in a program
+        raise Unsupported(f"torch.export cannot save it: {named_line(error)}") from error
+    targets = {node.target for node in exported.program.graph.nodes}
+    operators = sorted(target.name() for target in targets if isinstance(target, torch._ops.OpOverload))
+    precision = "tensorfloat32" if exported.allow_tf32 else "float32"
+    heading = {"operators": operators, "platform": exported.device.type, "precision": precision}
+    answer, function = _run(heading, program.getvalue())
+    if "reason" in answer:
+        raise Unsupported(f"torchax cannot translate it: {answer['reason']}")
+    return Translation(bytearray(function), tuple(answer["weights"]))
 
 
 def _bare(program: ExportedProgram) -> ExportedProgram:
@@ -110,24 +110,31 @@ def _stand_in(value: Any) -> Any:
     return nn.Parameter(zeros, requires_grad=False) if isinstance(value, nn.Parameter) else zeros
 
 
-def _run(*arguments: str) -> str | None:
+def _run(heading: Heading, program: bytes = b"") -> tuple[Heading, bytes]:
     """Run `main` in a new process, which ends before this returns or raises.
 
+    What the two say to each other lies in files without a name: whatever ends them, nothing is left. Nobody else can
+    write there, and loading a program unpickles.
+
     Args:
-        arguments: of `main`; the second is a folder.
+        heading, program: arguments of `_translate`; none to import torchax alone.
 
     Returns:
-        Why it did not do as it was asked, in one line, or None.
+        "weights" with a function, or "reason", why there is none; neither where nothing was to be translated.
 
     Raises:
-        ChildProcessError: the process ended before it had said so.
+        ChildProcessError: the process ended before it had answered.
     """
     # All that this process imports from, in its order: Python's own modules come before those of packages.
     environment = os.environ | NO_GPU | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-    command = [sys.executable, "-P", "-m", __name__, *arguments]
-    with TemporaryFile() as output:
+    with TemporaryFile() as question, TemporaryFile() as answer, TemporaryFile() as output:
+        _write(question, heading, program)
+        files = question.fileno(), answer.fileno()
+        command = [sys.executable, "-P", "-m", __name__, *map(str, files)]
         # Its standard input stays open for as long as this process lives, which it watches.
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment) as process:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, pass_fds=files
+        ) as process:
             try:
                 status = process.wait()
             finally:
@@ -137,29 +144,44 @@ def _run(*arguments: str) -> str | None:
             last = first_line("\n".join(reversed(output.read().decode(errors="replace").splitlines())))
             end = f"by {Signals(-status).name}" if status < 0 else f"with status {status}"
             raise ChildProcessError(f"the process of torchax ended {end}" + (f": {last}" if last else ""))
-    reason = Path(arguments[1]) / REASON
-    return reason.read_text() if reason.exists() else None
+        return _read(answer)
 
 
-def _translate(folder: Path, platform: str, precision: str) -> None:
-    """Make FUNCTION and WEIGHTS of PROGRAM, on the CPU for any platform: XLA alone knows devices."""
+def _write(file: IO[bytes], heading: Heading, body: bytes) -> None:
+    file.write(json.dumps(heading).encode() + b"\n" + body)
+    file.flush()
+
+
+def _read(file: IO[bytes]) -> tuple[Heading, bytes]:
+    file.seek(0)
+    heading: Heading = json.loads(file.readline())
+    return heading, file.read()
+
+
+def _translate(heading: Heading, saved: bytes) -> tuple[Heading, bytes]:
+    """The program as a function with its weights' names, made on the CPU for any platform: XLA alone knows devices.
+
+    Args:
+        heading: "operators" names all that the program calls, "precision" that of products; "platform" is "cpu" or "cuda".
+        saved: the program, as torch.export saves it.
+    """
     import jax
     import jax.export
     from torch.export.passes import move_to_device_pass
     from torchax.decompositions import DECOMPOSITIONS
     from torchax.export import JaxInterpreter
 
-    for name in json.loads((folder / OPERATORS).read_text()):
+    for name in heading["operators"]:
         namespace, _, operator = name.partition("::")
         if not hasattr(getattr(torch.ops, namespace), operator.partition(".")[0]):  # which loading does not name
             raise LookupError(f"{name} is no operator of torch")
-    program = torch.export.load(folder / PROGRAM)
+    program = torch.export.load(BytesIO(saved))
     reduce_equal_bags(program)
     count_in_floats(program)
     nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
     for node, spec in zip(nodes, program.graph_signature.input_specs, strict=True):
         _set_strides(program, spec, node.meta["val"])
-    if platform != "cpu":
+    if heading["platform"] != "cpu":
         program = move_to_device_pass(program, "cpu")
     names = {id(value): name for name, value in [*program.state_dict.items(), *program.constants.items()]}
     inputs = [node.meta["val"] for node in nodes if node.name in program.graph_signature.user_inputs]
@@ -173,10 +195,9 @@ def _translate(folder: Path, platform: str, precision: str) -> None:
         outputs = JaxInterpreter(program.graph_module).run(*weights, *inputs, enable_io_processing=False)[num_written:]
         return [output for output in outputs if isinstance(output, jax.Array)]
 
-    with jax.default_matmul_precision(precision):
-        lowered = jax.export.export(jax.jit(tensors), platforms=[platform])(_avals(weights), _avals(inputs))
-    (folder / FUNCTION).write_bytes(lowered.serialize())
-    (folder / WEIGHTS).write_text(json.dumps([names[id(weight)] for weight in weights]))
+    with jax.default_matmul_precision(heading["precision"]):
+        lowered = jax.export.export(jax.jit(tensors), platforms=[heading["platform"]])(_avals(weights), _avals(inputs))
+    return {"weights": [names[id(weight)] for weight in weights]}, bytes(lowered.serialize())
 
 
 def _set_strides(program: ExportedProgram, spec: InputSpec, like: Any) -> None:
@@ -201,21 +222,27 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def main(task: str, folder: str, *arguments: str) -> None:
-    """Import torchax, and translate the folder's program if that is the task. REASON is there if it cannot be done."""
+def main(question: str, answer: str) -> None:
+    """Import torchax, and translate the program that is asked about. The answer is a reason if it cannot be done.
+
+    question, answer: numbers of open files.
+    """
     Thread(target=_end_with_parent, daemon=True).start()
     gc.disable()  # collecting takes a sixth of the time
-    try:
-        import torchax.export
-        import torchax.ops.jaten  # noqa: F401 - operators come into its registry by their import
+    with open(int(question), "rb") as asked, open(int(answer), "wb") as answered:
+        heading, program = _read(asked)
+        try:
+            import torchax.export
+            import torchax.ops.jaten  # noqa: F401 - operators come into its registry by their import
 
-        if task == "translate":
-            register()
-            _translate(Path(folder), *arguments)
-    except LACKS:  # with which this process ends
-        raise
-    except Exception as error:  # whatever torchax or JAX raises of an operator that it lacks
-        (Path(folder) / REASON).write_text(named_line(error))
+            if program:
+                register()
+            told, function = _translate(heading, program) if program else ({}, b"")
+        except LACKS:  # with which this process ends
+            raise
+        except Exception as error:  # whatever torchax or JAX raises of an operator that it lacks
+            told, function = {"reason": named_line(error)}, b""
+        _write(answered, told, function)
 
 
 if __name__ == "__main__":
