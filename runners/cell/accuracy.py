@@ -72,7 +72,6 @@ class AccuracySession(Session):
         options: dict[str, Any] = cell.model.options
         self.table = TableOptions(**options)
         runner = options_of(AccuracyOptions, cell.runner)
-        assert isinstance(runner, AccuracyOptions)
         self.seeds = range(cell.conditions.seed, cell.conditions.seed + runner.seeds)
         is_small = self.table.form == "small" or (self.table.form == "auto" and self.device == "cpu")
         self.form = "small" if is_small else "whole"

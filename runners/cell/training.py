@@ -69,7 +69,6 @@ class TrainingSession(Session):
         """Load as Session does. Raises Unsupported also where the model's output cannot be taken for class scores."""
         super().__init__(cell, visible_device, phase)
         options = options_of(TrainingOptions, cell.runner)
-        assert isinstance(options, TrainingOptions)
         self.options = options
         self.target = self._targets()
         self.start = self._copied()

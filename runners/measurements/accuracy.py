@@ -12,7 +12,7 @@ from results.accuracy import Accuracy as AccuracyPart
 from results.record import Record
 from runners.checks import positive_integer
 
-from .base import DASH, Column, Composition, Measurement, Part, Row
+from .base import DASH, Column, Composition, Measurement, Part, Row, RunnerOptions
 from .subject import Subject
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AccuracyOptions:
+class AccuracyOptions(RunnerOptions):
     """seeds: draws of the split and of all else."""
 
     seeds: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, TypeVar
 
 from results.accuracy import Accuracy
 from results.calls import Correctness, Latency, Memory, Throughput
@@ -37,6 +37,7 @@ Part: TypeAlias = (
     | Measured
 )  # of a record
 Text: TypeAlias = Callable[[Record], str]
+Of = TypeVar("Of")
 
 DASH = "–"  # in a table, where a record says nothing
 MOST_LAG_MS = 2.0  # of a load generator, beyond which a trace is not the one that was asked for
@@ -71,8 +72,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class NoOptions:
-    """Of what has no options but its name."""
+class RunnerOptions:
+    """What a runner's file has beside its name: here nothing. Those of a composition are a dataclass of this kind."""
+
+    @property
+    def unread(self) -> dict[str, str]:
+        """Keys that nothing reads beside the others, each with its reason."""
+        return {}
 
 
 class Measurement(ABC):
@@ -87,7 +93,7 @@ class Measurement(ABC):
     """
 
     name: ClassVar[str] = ""
-    Options: ClassVar[type] = NoOptions
+    Options: ClassVar[type] = RunnerOptions
     needs_profiler: ClassVar[bool] = False
     is_first: ClassVar[bool] = False
     is_compared: ClassVar[bool] = False
@@ -97,7 +103,7 @@ class Measurement(ABC):
 
     def __init__(self, runner: Choice):
         """Take the options from the runner's. Raises BadRequest for a wrong value."""
-        self.options = options_of(self.Options, runner)
+        self.options: object = options_of(self.Options, runner)
 
     def before_preparing(self, session: Subject) -> None:
         """Note what can be noted only before the system is prepared."""
@@ -121,7 +127,7 @@ class Measurement(ABC):
 class Composition:
     """A runner that makes several measurements: those that the option `measurements` of its file names, in that order.
 
-    Options: those that are no measurement's. A property `unread` says which keys nothing reads beside others, and why.
+    Options: those that are no measurement's.
     session: the class of its session, as module:class.
     possible: names of the measurements that it can make; none where they are all that its options suffice for.
     shown_first: headings of columns that every table of it shows.
@@ -130,7 +136,7 @@ class Composition:
     """
 
     name: ClassVar[str] = ""
-    Options: ClassVar[type] = NoOptions
+    Options: ClassVar[type[RunnerOptions]] = RunnerOptions
     session: ClassVar[str] = "runners.cell.session:Session"
     possible: ClassVar[tuple[str, ...]] = ()
     shown_first: ClassVar[tuple[str, ...]] = ()
@@ -156,7 +162,7 @@ def names_of(kind: type) -> set[str]:
     return {field.name for field in fields(kind)}
 
 
-def options_of(kind: type, runner: Choice) -> object:
+def options_of(kind: type[Of], runner: Choice) -> Of:
     """An options' dataclass with the values of a runner. Raises BadRequest as the dataclass does."""
     return kind(**{name: runner.options[name] for name in names_of(kind)})
 

@@ -75,7 +75,7 @@ def plan(runner: Choice) -> Plan:
         raise BadRequest(f"runner.measurements={listed} names one of them twice")
     options = options_of(composition.Options, runner)
     wanted = [measurements()[name](runner) for name in dict.fromkeys((ALWAYS, *names))]
-    for key, reason in getattr(options, "unread", {}).items():
+    for key, reason in options.unread.items():
         if key in runner.changed:
             raise BadRequest(f"nothing reads runner.{key}={runner.get(key)}: {reason}")
     return Plan(tuple(wanted), composition)

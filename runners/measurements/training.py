@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from runners.checks import not_negative, one_of
 
-from .base import Composition
+from .base import Composition, RunnerOptions
 
 OPTIMIZERS = ("sgd", "adamw")
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(RunnerOptions):
     """The optimizer of the steps.
 
     Args:

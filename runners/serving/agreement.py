@@ -51,7 +51,6 @@ def points(costs: str, records: Iterable[Record]) -> Iterator[Point]:
 def _session(cell: Cell, record: Record) -> SimulatedSession | None:
     """None where the costs are of something else than the record."""
     options = options_of(SimulatedOptions, cell.runner)
-    assert isinstance(options, SimulatedOptions)
     try:
         if costs_of(options).device != record.environment.gpu:
             return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from runners.checks import BadRequest, at_least, is_positive, not_negative, positive_integer
+from runners.measurements.base import RunnerOptions
 
 from .workload import Arrival, at_rate, drawn, read, span_of
 
@@ -20,7 +21,7 @@ MOST_REQUESTS = 10**6  # of all traces: they are drawn, and their prompts too, b
 
 
 @dataclass(frozen=True)
-class ServingOptions:
+class ServingOptions(RunnerOptions):
     """Which requests come, and when.
 
     Args:
@@ -77,7 +78,6 @@ class ServingOptions:
 
     @property
     def unread(self) -> dict[str, str]:
-        """Keys that nothing reads beside the others, each with its reason."""
         reasons: dict[str, str] = {}
         if self.trace is None:
             reasons["trace_speed"] = "it is of the clock of a runner.trace, and there is none"
@@ -108,7 +108,7 @@ class ServingOptions:
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineOptions(RunnerOptions):
     """prompt_tokens, new_tokens: of each request of a batch. samples: batches that are timed."""
 
     prompt_tokens: int

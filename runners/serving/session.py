@@ -147,9 +147,7 @@ class ServingSession(Session):
 
     @property
     def options(self) -> ServingOptions:
-        options = options_of(ServingOptions, self.cell.runner)
-        assert isinstance(options, ServingOptions)
-        return options
+        return options_of(ServingOptions, self.cell.runner)
 
     @property
     def server(self) -> Server | PeerServer:
@@ -244,7 +242,6 @@ class ServingSession(Session):
     def both_clocks(self) -> tuple[tuple[ClockedTrace, ...], dict[str, tuple[float, ...]]]:
         """Every trace of each rate for real, and under a virtual clock with the costs of this engine's iterations; these."""
         options = options_of(SimulationOptions, self.cell.runner)
-        assert isinstance(options, SimulationOptions)
         self.phase("measuring iterations")
         server = self.server
         if not isinstance(server, Server):
@@ -346,7 +343,6 @@ class EngineSession(ServingSession):
 
     def _drawn_traces(self) -> list[tuple[Arrival, ...]]:
         options = options_of(EngineOptions, self.cell.runner)
-        assert isinstance(options, EngineOptions)
         return [(Arrival(0.0, options.prompt_tokens, options.new_tokens),) * self.cell.batch]
 
     def prepare(self) -> float:

@@ -87,9 +87,7 @@ class SimulatedSession(ServingSession):
 
     @property
     def options(self) -> SimulatedOptions:
-        options = options_of(SimulatedOptions, self.cell.runner)
-        assert isinstance(options, SimulatedOptions)
-        return options
+        return options_of(SimulatedOptions, self.cell.runner)
 
     @property
     def source(self) -> str:

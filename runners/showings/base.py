@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from results.cell import Cell, Choice
-from runners.measurements.base import NoOptions, options_of
+from runners.measurements.base import RunnerOptions, options_of
 from runners.request.request import Request
 
 
@@ -23,12 +23,12 @@ class Showing(ABC):
     """
 
     name: ClassVar[str] = ""
-    Options: ClassVar[type] = NoOptions
+    Options: ClassVar[type] = RunnerOptions
     writes_output: ClassVar[bool] = False
 
     def __init__(self, runner: Choice):
         """Take the options from the runner's. Raises BadRequest for a wrong value."""
-        self.options = options_of(self.Options, runner)
+        self.options: object = options_of(self.Options, runner)
 
     @abstractmethod
     def run(self, request: Request) -> int:
