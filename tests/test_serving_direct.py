@@ -18,8 +18,8 @@ def memory_of(degree: int, half: int, device: str, dtype: torch.dtype) -> tuple[
     return parts, tuple(torch.zeros(BLOCKS * degree, device=device, dtype=torch.int32) for _ in range(degree))
 
 
-def one_of_three() -> float:
-    """The largest error of the first GPU's sums, where the others have put their parts there: in Triton's interpreter."""
+def one_of_three() -> list[float]:
+    """The errors of the first GPU's sums, the largest of each, where the others have put their parts there: in Triton's interpreter."""
     from systems.serving.direct import BLOCKS, WIDTH, launch_sum
 
     torch.manual_seed(0)
@@ -39,10 +39,10 @@ def one_of_three() -> float:
         for rank in range(3):  # each is told by every block there is, and by none else
             told = counts[rank].view(BLOCKS, 3)[:, 0]
             assert (told[:num_blocks] == i).all() and (told[num_blocks:] < i).all()
-    return max(errors)
+    return errors
 
 
-def one_of_three_by_words() -> float:
+def one_of_three_by_words() -> list[float]:
     """The same of few numbers."""
     from systems.serving.direct import BLOCKS, WIDTH, launch_sum_of_words
 
@@ -68,14 +68,15 @@ def one_of_three_by_words() -> float:
                 given = words[rank][i % 2, 0].view(torch.int32).view(-1, 2)
                 assert torch.equal(given[:num_words, 0], own) and (given[:num_words, 1] == i).all()
                 assert (given[num_words:, 1] != i).all()
-    return max(errors)
+    return errors
 
 
 @pytest.mark.parametrize("function", [one_of_three, one_of_three_by_words])
 @pytest.mark.slow
-def test_sums_are_of_all_parts_in_tritons_interpreter(function: Callable[[], float]) -> None:
-    error = interpreted("test_serving_direct", f"test.{function.__name__}()")
-    assert error < {one_of_three: 1e-5, one_of_three_by_words: 4.0}[function]
+def test_sums_are_of_all_parts_in_tritons_interpreter(function: Callable[[], list[float]]) -> None:
+    errors = interpreted("test_serving_direct", f"test.{function.__name__}()")
+    most = {one_of_three: 1e-5, one_of_three_by_words: 4.0}[function]
+    assert errors and all(error < most for error in errors)  # and none is NaN
 
 
 Sum = Callable[[Tensor, Tensor | None, int], None]

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..layout import TILE, Layout, joined, parted
 from .cross import Bias, Shares
 from .fused import LOG2_E, slots_of, store_at
+from .softmax import accumulated, empty
 
 FEW = 16  # queries of a thread block of decoders', which have one each as a rule; the least that tensor cores take
 KEYS = 64  # that a thread block reads at a time
@@ -57,9 +58,7 @@ def _encode_kernel(
     where = (begin + token).to(tl.int64)[:, None]
     inner = head * SIZE + column[None, :]
     queries = tl.load(q + where * q_token + inner, mask=shown, other=0.0)
-    mosts = tl.full([QUERIES], float("-inf"), tl.float32)
-    totals = tl.zeros([QUERIES], tl.float32)
-    sums = tl.zeros([QUERIES, PADDED], tl.float32)
+    mosts, totals, sums = empty(QUERIES, PADDED)
     row = table + head * (2 * num_positions - 1) + num_positions - 1
     for start in range(0, count, NUM_KEYS):
         place = start + tl.arange(0, NUM_KEYS)
@@ -72,12 +71,7 @@ def _encode_kernel(
         added = tl.load(row + place[None, :] - token[:, None], mask=is_seen, other=0.0)
         scores = (tl.dot(queries, tl.trans(key), input_precision=PRECISION) + added) * LOG2_E
         scores = tl.where(is_there[None, :], scores, float("-inf"))
-        highers = tl.maximum(mosts, tl.max(scores, axis=1))
-        shares = tl.exp2(scores - highers[:, None])
-        shrinks = tl.exp2(mosts - highers)
-        sums = sums * shrinks[:, None] + tl.dot(shares.to(value.dtype), value, input_precision=PRECISION)
-        totals = totals * shrinks + tl.sum(shares, axis=1)
-        mosts = highers
+        mosts, totals, sums = accumulated(mosts, totals, sums, scores, value, True, PRECISION)
     results = sums / totals[:, None]
     tl.store(out + where * (HEADS * SIZE) + inner, results.to(out.dtype.element_ty), mask=shown)
 
@@ -105,9 +99,7 @@ def _decode_kernel(
         inner = head * SIZE + column[None, :]
         queries = tl.load(q + where * q_token + inner, mask=shown, other=0.0)
         query_place = num_context - count + token
-        mosts = tl.full([QUERIES], float("-inf"), tl.float32)
-        totals = tl.zeros([QUERIES], tl.float32)
-        sums = tl.zeros([QUERIES, PADDED], tl.float32)
+        mosts, totals, sums = empty(QUERIES, PADDED)
         row = table + head * (2 * num_positions - 1) + num_positions - 1
         for start in range(low, high, NUM_KEYS):
             place = start + tl.arange(0, NUM_KEYS)
@@ -124,13 +116,7 @@ def _decode_kernel(
                 is_seen &= relative <= 0
                 scores += tl.load(row + relative, mask=is_seen, other=0.0)
             scores = tl.where(is_seen, scores * LOG2_E, float("-inf"))
-            highers = tl.maximum(mosts, tl.max(scores, axis=1))
-            bases = tl.where(highers == float("-inf"), 0.0, highers)
-            shares = tl.exp2(scores - bases[:, None])
-            shrinks = tl.exp2(mosts - bases)
-            sums = sums * shrinks[:, None] + tl.dot(shares.to(value.dtype), value, input_precision=PRECISION)
-            totals = totals * shrinks + tl.sum(shares, axis=1)
-            mosts = highers
+            mosts, totals, sums = accumulated(mosts, totals, sums, scores, value, True, PRECISION)
         results = sums / tl.where(totals == 0.0, 1.0, totals)[:, None]  # a row for nobody has no prompt
         tl.store(out + where * (HEADS * SIZE) + inner, results.to(out.dtype.element_ty), mask=shown)
 

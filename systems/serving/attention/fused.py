@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..layout import NUM_TICKETS, TILE, Layout
+from .softmax import accumulated, empty
 
 LOG2_E = 1.4426950408889634
 
@@ -115,9 +116,7 @@ def _attend_kernel(
             shown = is_token[:, None] & is_column[None, :]
             queries = tl.load(q + wheres * q_token + head * q_head + column[None, :], mask=shown, other=0.0)
             token_place = offset + token
-            mosts = tl.full([QUERIES], float("-inf"), tl.float32)
-            totals = tl.zeros([QUERIES], tl.float32)
-            sums = tl.zeros([QUERIES, PADDED], tl.float32)
+            mosts, totals, sums = empty(QUERIES, PADDED)
             end = tl.minimum(num_context, offset + first + QUERIES)  # later places are after every token of the tile
             for start in tl.range(0, end, NUM_KEYS, num_stages=STAGES):
                 is_filled = start + place < end
@@ -130,13 +129,7 @@ def _attend_kernel(
                 is_seen = is_filled[None, :] & (start + place[None, :] <= token_place[:, None])
                 is_seen &= (start + place[None, :] >= num_padding) | (token_place[:, None] < num_padding)
                 scores = tl.where(is_seen, scores, float("-inf"))
-                highers = tl.maximum(mosts, tl.max(scores, axis=1))
-                bases = tl.where(highers == float("-inf"), 0.0, highers)
-                shares = tl.exp2(scores - bases[:, None])
-                shrinks = tl.exp2(mosts - bases)
-                sums = sums * shrinks[:, None] + tl.dot(shares.to(value.dtype), value, input_precision=PRECISION)
-                totals = totals * shrinks + tl.sum(shares, axis=1)
-                mosts = highers
+                mosts, totals, sums = accumulated(mosts, totals, sums, scores, value, True, PRECISION)
             results = sums / tl.where(totals == 0.0, 1.0, totals)[:, None]
             target = out + wheres * out_token + head * SIZE + column[None, :]
             tl.store(target, results.to(out.dtype.element_ty), mask=shown)
@@ -154,9 +147,7 @@ def _attend_kernel(
             shown = is_member[:, None] & is_column[None, :]
             query_where = (head * GROUP + member)[:, None] * q_head + column[None, :]
             queries = tl.load(q + begin.to(tl.int64) * q_token + query_where, mask=shown, other=0.0)
-            mosts = tl.full([MEMBERS], float("-inf"), tl.float32)
-            totals = tl.zeros([MEMBERS], tl.float32)
-            sums = tl.zeros([MEMBERS, PADDED], tl.float32)
+            mosts, totals, sums = empty(MEMBERS, PADDED)
             for start in tl.range(begin_place, end_place, NUM_KEYS, num_stages=STAGES):
                 is_filled = start + place < end_place
                 slot = slots_of(blocks, at, max_blocks, start + place, is_filled, BLOCK_SIZE)
@@ -170,17 +161,7 @@ def _attend_kernel(
                     scores = tl.sum(key.to(tl.float32) * queries.to(tl.float32), axis=1)[None, :] * scale
                 is_seen = is_filled & (start + place >= lowest)
                 scores = tl.where(is_seen[None, :], scores, float("-inf"))
-                highers = tl.maximum(mosts, tl.max(scores, axis=1))
-                bases = tl.where(highers == float("-inf"), 0.0, highers)
-                shares = tl.exp2(scores - bases[:, None])
-                shrinks = tl.exp2(mosts - bases)
-                if BY_PRODUCTS:
-                    added = tl.dot(shares.to(value.dtype), value, input_precision=PRECISION)
-                else:
-                    added = tl.sum(tl.trans(shares) * value.to(tl.float32), axis=0)[None, :]
-                sums = sums * shrinks[:, None] + added
-                totals = totals * shrinks + tl.sum(shares, axis=1)
-                mosts = highers
+                mosts, totals, sums = accumulated(mosts, totals, sums, scores, value, BY_PRODUCTS, PRECISION)
             is_last = True
             if SPLITS > 1:  # noqa: SIM102
                 if num_parts > 1:
@@ -195,9 +176,7 @@ def _attend_kernel(
                     is_last = tl.atomic_add(tickets + block, 1, sem="acq_rel") == num_parts - 1
                     if is_last:
                         tl.store(tickets + block, 0)
-                        mosts = tl.full([MEMBERS], float("-inf"), tl.float32)
-                        totals = tl.zeros([MEMBERS], tl.float32)
-                        sums = tl.zeros([MEMBERS, PADDED], tl.float32)
+                        mosts, totals, sums = empty(MEMBERS, PADDED)
                         for other in range(num_parts):
                             theirs = part + other * (MEMBERS * (PADDED + 2))
                             most = tl.load(theirs + MEMBERS * PADDED + member, volatile=True)
