@@ -19,7 +19,7 @@ def memory_of(degree: int, half: int, device: str, dtype: torch.dtype) -> tuple[
 
 
 def one_of_three() -> list[float]:
-    """The errors of the first GPU's sums, the largest of each, where the others have put their parts there: in Triton's interpreter."""
+    """The errors of the first GPU's sums, where the others have put their parts there: in Triton's interpreter."""
     from systems.serving.direct import BLOCKS, WIDTH, launch_sum
 
     torch.manual_seed(0)
