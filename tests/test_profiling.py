@@ -1,14 +1,11 @@
-"""The profiling room: classes of operators, traces, profiles, the cache of what was measured."""
+"""The profiling room: classes of operators, traces, profiles."""
 
 import json
-import os
 import random
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,16 +17,13 @@ from torch import Tensor, nn
 
 import models
 from systems.base import Unsupported
-from systems.opara.demand import RESOURCES, demand
-from systems.profiling import intensity, limits, profiler, trace
-from systems.profiling.measurements import Measurements
+from systems.opara.demand import demand
+from systems.profiling import intensity, profiler, trace
 from systems.profiling.profile import Capacity, Kernel, OperatorProfile, Profile
-from systems.profiling.profiler import by_operator, from_entry, profile, to_entry
-from systems.profiling.timing import Timer
+from systems.profiling.profiler import by_operator, from_entry, to_entry
 from systems.profiling.trace import launched_under, on_device, outermost_operators
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
-from systems.scheduling.passes.rewriting import Rewriting
 
 CPU = torch.device("cpu")
 
@@ -369,155 +363,3 @@ def test_an_event_that_is_malformed_is_refused(event: dict[str, Any]) -> None:
 
 
 # The cache
-
-
-def test_a_profile_is_measured_once_for_each_operator(monkeypatch: pytest.MonkeyPatch, cache_folder: Path) -> None:
-    program = capture(*mixed())
-    assert profile(program, measure=False) is None
-    first = profile(program)
-    assert first is not None and first.capacity is None and all(o.milliseconds > 0 for o in first.operators)
-    assert first.signatures == tuple(map(program.signature, range(len(program.graph)))) and first.is_fresh
-    for v, operator in enumerate(first.operators):
-        assert operator.bytes_read + operator.bytes_written == intensity.work(program, v)[1]
-    assert Profile.from_json(json.loads(json.dumps(first.to_json()))) == first
-    monkeypatch.setattr(profiler, "host_times", lambda *_: pytest.fail("measured again"))
-    assert profile(program) == profile(program, measure=False) == first
-    (file,) = cache_folder.glob("*.json")
-    assert json.loads(file.read_text())["of"]["torch"] == torch.__version__
-    monkeypatch.setattr(torch, "__version__", "0.1")
-    assert profile(program, measure=False) is None
-
-
-def test_kernels_come_back_from_the_cache_as_they_were() -> None:
-    Measurements("opara", CPU).add({"x": to_entry(PROFILE[0])})
-    assert from_entry(Measurements("opara", CPU)["x"]) == PROFILE[0]
-
-
-def test_an_entry_without_shapes_gives_the_same_demand_and_occupancy() -> None:
-    """An entry with the numbers of blocks and threads alone, as a cache may hold it."""
-    entry = to_entry(PROFILE[0])
-    del entry["launches"]
-    flat = from_entry(json.loads(json.dumps(entry)))
-    assert [(k.grid, k.block) for k in flat.kernels] == [((8, 1, 1), (128, 1, 1)), ((8, 1, 1), (1024, 1, 1))]
-    for resource in RESOURCES:
-        assert demand(whole([flat], HOPPER), resource) == demand(whole(PROFILE[:1], HOPPER), resource)
-    for one, other in zip(flat.kernels, PROFILE[0].kernels, strict=True):
-        assert HOPPER.theoretical_occupancy(one) == HOPPER.theoretical_occupancy(other)
-
-
-@pytest.mark.parametrize("entry", [3, {}, {"milliseconds": 1.0, "kernels": [{}]}, {"milliseconds": "1", "kernels": []}])
-def test_an_entry_that_cannot_be_read_is_measured_again(entry: Any) -> None:
-    program = capture(*mixed())
-    assert profile(program) is not None
-    Measurements("opara", CPU).add({f"operator {program.signature(0)}": entry})
-    assert profile(program, measure=False) is None
-    again = profile(program)
-    assert again is not None and again.is_fresh and profile(program, measure=False) == again
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"of": 1}', '{"of": {}, "measured": {"x": 2}}'])
-def test_a_cache_that_cannot_be_read_is_made_anew(content: str) -> None:
-    cache = Measurements("opara", CPU)
-    cache.add({"x": 1})
-    cache.file.write_text(content)
-    assert "x" not in Measurements("opara", CPU)
-    Measurements("opara", CPU).add({"y": 3})
-    assert "y" in Measurements("opara", CPU) and {f.suffix for f in cache.file.parent.iterdir()} == {".json", ".lock"}
-
-
-def test_two_processes_keep_what_each_has_measured() -> None:
-    first, second = Measurements("opara", CPU), Measurements("opara", CPU)
-    first.add({"a": 1})
-    second.add({"b": 2})
-    assert Measurements("opara", CPU).measured == {"a": 1, "b": 2}
-
-
-def test_a_process_does_not_write_back_what_it_has_read() -> None:
-    """As where each GPU has a search of its own, which keeps its state under one name after every trial."""
-    Measurements("weave", CPU).add({"a": 1})
-    searching, other = Measurements("weave", CPU), Measurements("weave", CPU)
-    searching.add({"a": 2})
-    other.add({"b": 1})
-    assert Measurements("weave", CPU).measured == {"a": 2, "b": 1}
-    assert other["a"] == 2
-
-
-def test_what_could_not_be_written_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = Measurements("weave", CPU)
-    cache.add({"a": 1})
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
-        with pytest.warns(UserWarning, match="cannot be written"):
-            cache.add({"a": 2})
-    cache.add({"b": 1})
-    assert Measurements("weave", CPU).measured == cache.measured == {"a": 2, "b": 1}
-
-
-def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "file"))
-    cache = Measurements("opara", CPU)
-    with pytest.warns(UserWarning, match="cannot be written"):
-        cache.add({"a": 1})
-    assert cache["a"] == 1
-
-
-def test_the_sm_area_of_kernels() -> None:
-    """HOPPER has 132 SMs: a kernel of one block holds one, of 33 resident twos 17 of them. Of many a last wave, of 38, has
-    232 blocks and holds 116 SMs; of 265 the second wave has one."""
-    one = Kernel("one", 2.0, (1, 1, 1), (128, 1, 1), 32, 0)
-    many = Kernel("many", 3.0, (10_000, 1, 1), (1024, 1, 1), 32, 0)
-    pairs = Kernel("pairs", 1.0, (33, 1, 1), (1024, 1, 1), 32, 0)
-    one_more = Kernel("one more", 2.0, (265, 1, 1), (1024, 1, 1), 32, 0)
-    assert HOPPER.resident_blocks(pairs) == 2
-    area = [limits.sm_area([kernel], HOPPER) for kernel in (one, many, pairs, one_more)]
-    assert area == pytest.approx([2.0 / 132, 3.0 * (37 + 116 / 132) / 38, 17 / 132, 2.0 * (1 + 1 / 132) / 2])
-    assert limits.sm_area([one, many, pairs, one_more], HOPPER) == pytest.approx(sum(area)) and not limits.sm_area(
-        [], HOPPER
-    )
-
-
-class Words(nn.Module):
-    """A few rows of a table, a shared weight read twice, and one that nothing reads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(1000, 8)
-        self.shared, self.unread = torch.nn.Linear(8, 8), torch.nn.Linear(8, 100)
-
-    def forward(self, words: Tensor) -> Tensor:
-        return self.shared(self.shared(self.table(words)).relu())  # type: ignore[no-any-return]
-
-
-def test_the_traffic_of_a_call_is_what_it_cannot_leave_out() -> None:
-    module, words = Words().eval(), torch.zeros(1, 5, dtype=torch.long)
-    program = capture(module, (words,))
-    least = 8 * 5 + 4 * (8 * 8 + 8) + 4 * 5 * 8  # words, the shared weight with its bias, the output
-    assert limits.traffic(module, program, 0) == least
-    assert limits.traffic(module, program, 100) == least - 100 and limits.traffic(module, program, 10**6) == 0
-    bags = torch.nn.EmbeddingBag(1000, 8, mode="sum").eval()
-    assert limits.traffic(bags, capture(bags, (words,)), 0) == 8 * 5 + 4 * 8
-    conv, norm = torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4)
-    whole = torch.nn.Sequential(conv, norm).eval()
-    folded, _ = Rewriting(fold_batch_norm=True).apply(capture(whole, (torch.randn(1, 3, 2, 2),)), Timer(CPU))
-    assert limits.traffic(whole, folded, 0) == 4 * (3 * 4 + 4 + 4 * 3 + 4 * 4)  # derived: weight and bias; input, output
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpus_limits_by_traffic_and_launch() -> None:
-    """A large product moves more than the cache holds, and as many empty kernels take less than the kernels."""
-    module = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(3))).cuda().eval()
-    with torch.no_grad():
-        measured = limits.measure(module, (torch.randn(1, 8192, device="cuda"),))
-    assert measured.traffic_ms is not None and 0.2 * measured.busy_ms < measured.traffic_ms < 1.1 * measured.busy_ms
-    assert measured.launch_ms is not None and 0 < measured.launch_ms < measured.busy_ms
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_gpus_sm_area_lies_between_nothing_and_the_sum() -> None:
-    module, x = torch.nn.Conv2d(8, 8, 3).cuda().eval(), torch.randn(1, 8, 16, 16, device="cuda")
-    with torch.no_grad():
-        measured = limits.measure(module, (x,))
-    assert measured.sm_area_ms is not None and 0 < measured.sm_area_ms < measured.busy_ms

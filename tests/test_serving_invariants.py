@@ -90,9 +90,9 @@ HELD = {
     "11 a translated pipeline is the pipeline, and trains what it names": [
         *(f"test_windtunnel_trees.test_{library}" for library in ("lightgbm", "xgboost", "sklearn")),
         "test_windtunnel_trees.test_one_leaf_and_constant_features",
-        "test_windtunnel_trees.test_soft_becomes_hard_as_the_temperature_falls",
-        "test_windtunnel_trees.test_levels_give_the_same_and_train_what_they_name",
-        "test_windtunnel_trees.test_gradients_are_those_of_the_function",
+        "test_windtunnel_forests.test_soft_becomes_hard_as_the_temperature_falls",
+        "test_windtunnel_forests.test_levels_give_the_same_and_train_what_they_name",
+        "test_windtunnel_forests.test_gradients_are_those_of_the_function",
         "test_windtunnel_translate.test_gradients_reach_the_encoders_behind_trees",
         "test_windtunnel_translate.test_the_codes_are_those_of_the_figure",  # of two that collide too, after a step
         "test_windtunnel_saving.test_saved_and_loaded_it_is_the_same_to_the_bit",
@@ -101,7 +101,7 @@ HELD = {
     ],
 }
 NEVER_SERVED = "test_serving_schedulers.test_what_can_never_be_served_is_refused"
-NO_TRACE = "test_serving_runner.test_a_file_that_is_no_trace_is_refused_in_one_line"
+NO_TRACE = "test_serving_traces.test_a_file_that_is_no_trace_is_refused_in_one_line"
 NOT_TUNED = "test_windtunnel_estimator.test_other_bad_requests"
 NO_PARAMETERS = "test_windtunnel_estimator.test_bad_requests_are_one_line_and_lose_nothing"
 NO_DATA = ["test_tabular.test_wrong_files_are_one_line", "test_tabular.test_files_that_are_not_there"]
@@ -120,9 +120,9 @@ REFUSED = {
         "test_serving_runner.test_what_a_refusal_advises_is_enough",
     ],
     "max_batch_size 0": ["test_serving_runner.test_options_of_systems_that_cannot_be_are_refused"],
-    "parts that do not divide heads or layers": ["test_serving_parallel.test_what_cannot_be_placed_is_refused_in_one_line"],
-    "more parts than GPUs": ["test_serving_parallel.test_more_parts_than_gpus_are_refused_in_one_line"],
-    "rate 0, negative or infinite": ["test_serving_runner.test_options_that_cannot_be_are_refused"],
+    "parts that do not divide heads or layers": ["test_serving_placement.test_what_cannot_be_placed_is_refused_in_one_line"],
+    "more parts than GPUs": ["test_serving_placement.test_more_parts_than_gpus_are_refused_in_one_line"],
+    "rate 0, negative or infinite": ["test_serving_traces.test_options_that_cannot_be_are_refused"],
     "trace without a column, unsorted, negative or empty": [NO_TRACE],
     "port taken": ["test_serving_endpoint.test_a_port_that_is_taken_is_one_line"],
     "body above 8 MB; another model than the one served": [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import gzip
 import json
 import os
 import re
@@ -15,12 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from conftest import ROOT, Run, records
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from made_records import record as made_record
 from test_serving_engine import MODULE, NUM_SLOTS, SHAPE
@@ -32,23 +30,19 @@ from models.decoders import load_decoder
 from models.gpt import GPT, made
 from results.cell import Cell, Choice, Conditions, choose
 from results.quantity import Measured
-from results.serving import Iterations, ServedRequests
-from results.statistics import describe
 from runners.cell import measuring
 from runners.checks import BadRequest
 from runners.measurements import capacity
 from runners.measurements.registry import plan
-from runners.serving import metrics, traffic
 from runners.serving import session as serving_session
-from runners.serving.capacity import Tried, largest_rate
+from runners.serving import traffic
 from runners.serving.client import Client, prompt_of
 from runners.serving.correctness import compared, trials
-from runners.serving.options import ServingOptions, SimulationOptions
 from runners.serving.session import BatchTimes, EngineSession, ServingSession
 from runners.serving.simulation import simulated
 from runners.serving.traffic import GeneratorEnded, Seen
 from runners.serving.wire import HEADER, Frames, Kind, Plan, numbers, send, tokens_body
-from runners.serving.workload import Arrival, at_rate, drawn, read
+from runners.serving.workload import Arrival, drawn
 from systems.base import BadOption, Unsupported
 from systems.serving import costs
 from systems.serving.attention import split
@@ -65,156 +59,6 @@ OPTIONS = {
     **{"prompt_tokens": "4-12", "new_tokens": "1-6", "requests": 8, "rate": 50.0, "burstiness": 1.0},
     **{"concurrency": 0, "trace": None, "trace_speed": 1.0, "shared_tokens": 0, "slo_ms": 0.0, "repeats": 1},
 }
-
-
-# --- Traces ---
-
-
-def test_drawn_traces_have_the_rate_the_burstiness_and_the_lengths_that_were_asked_for() -> None:
-    for burstiness in (0.25, 1.0, 4.0):
-        trace = drawn(4000, 5.0, burstiness, (32, 512), (1, 128), seed=3)
-        gaps = np.diff([client_request.due_s for client_request in trace])
-        assert gaps.mean() == pytest.approx(1 / 5.0, rel=0.1)
-        assert gaps.std() / gaps.mean() == pytest.approx(burstiness**-0.5, rel=0.1)  # of a gamma distribution
-    prompts, new = [a.prompt_tokens for a in trace], [a.max_new_tokens for a in trace]
-    assert (min(prompts), max(prompts), min(new), max(new)) == (32, 512, 1, 128)
-    assert np.mean(prompts) == pytest.approx(272, rel=0.03) and np.mean(new) == pytest.approx(64.5, rel=0.03)
-
-
-def test_one_length_is_a_span_of_its_own() -> None:
-    assert {a.prompt_tokens for a in ServingOptions(**OPTIONS | {"prompt_tokens": 9}).trace_of(0)} == {9}
-    runner = choose("runner", "serving", prompt_tokens=9, new_tokens="3")
-    assert (runner.options["prompt_tokens"], runner.options["new_tokens"]) == (9, "3")
-
-
-def test_traces_of_one_seed_differ_in_their_rate_alone() -> None:
-    slow, fast, other = (drawn(50, rate, 1.0, (1, 9), (1, 9), seed) for rate, seed in ((1.0, 0), (4.0, 0), (1.0, 1)))
-    assert [a.prompt_tokens for a in slow] == [a.prompt_tokens for a in fast] != [a.prompt_tokens for a in other]
-    assert [a.due_s / 4 for a in slow] == pytest.approx([a.due_s for a in fast]) and slow[0].due_s == 0
-
-
-@given(st.integers(2, 60), st.floats(0.1, 50.0), st.integers(0, 99))
-def test_a_trace_at_a_rate_comes_at_it_and_keeps_its_bursts(count: int, rate: float, seed: int) -> None:
-    trace = drawn(count, 1.0, 1.0, (1, 9), (1, 9), seed)
-    scaled = at_rate(trace, rate)
-    assert scaled[-1].due_s == pytest.approx((count - 1) / rate)
-    assert [a.due_s / scaled[-1].due_s for a in scaled] == pytest.approx([a.due_s / trace[-1].due_s for a in trace])
-    assert [(a.prompt_tokens, a.max_new_tokens) for a in scaled] == [(a.prompt_tokens, a.max_new_tokens) for a in trace]
-    assert at_rate(trace[:1], rate) == trace[:1]
-
-
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
-BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,ChatGPT,472,18,490,x\n45,GPT-4,1087,230,1317,x\n"  # noqa: E501
-
-
-def test_files_of_azure_and_burstgpt_are_read(tmp_path: Path) -> None:
-    for name, text, gap in (("a.csv", AZURE, 4.314579), ("b.csv", BURST, 40.0)):
-        (tmp_path / name).write_text(text)
-        first, second = read(tmp_path / name, 100)
-        assert first.due_s == 0 and second.due_s == pytest.approx(gap, abs=1e-5) and read(tmp_path / name, 1) == (first,)
-    assert read(tmp_path / "a.csv", 9)[1].prompt_tokens == 396 and read(tmp_path / "b.csv", 9)[1].max_new_tokens == 230
-    fast = ServingOptions(**OPTIONS | {"trace": str(tmp_path / "b.csv"), "trace_speed": 2.5, "requests": 2}).trace_of(0)
-    assert [arrival.due_s for arrival in fast] == [0.0, 16.0]
-    with pytest.raises(BadRequest, match=r"^runner.requests=3: .*b.csv has 2$"):
-        ServingOptions(**OPTIONS | {"trace": str(tmp_path / "b.csv"), "requests": 3})
-    with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
-        file.write(AZURE)
-    assert read(tmp_path / "a.csv.gz", 9) == read(tmp_path / "a.csv", 9)
-    (tmp_path / "failed.csv").write_text(f"{BURST}46,GPT-4,9,0,9,x\n47,GPT-4,9,1,10,x\n")
-    assert [arrival.max_new_tokens for arrival in read(tmp_path / "failed.csv", 3)] == [18, 230, 1]
-
-
-@pytest.mark.parametrize("zone", ["", "+00:00", "-07:00", "Z"])
-def test_times_of_a_trace_may_have_a_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
-    """The clocks of this shell skip an hour between both; those of the trace do not."""
-    monkeypatch.setenv("TZ", "Europe/Berlin")
-    time.tzset()
-    try:
-        times = ("2024-03-31 01:59:59.009930", "2024-03-31 03:00:00.5")
-        rows = "".join(f"{time_}{zone},9,9\n" for time_ in times)
-        (tmp_path / "zone.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
-        assert read(tmp_path / "zone.csv", 9)[1].due_s == pytest.approx(3601.49007, abs=1e-5)
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, "cannot be read"),
-        (f"{BURST}46,GPT-4,9,0,9,x\n\n44,GPT-4,9,1,10,x\n", "line 6: it comes before the request above it"),
-        ("", "lacks columns"),
-        ("TIMESTAMP,ContextTokens\n1,2\n", "lacks columns: it needs TIMESTAMP, ContextTokens, GeneratedTokens (Azure's)"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "holds no request"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,1,1\n4,1,1\n", "line 3: it comes before"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,-1,1\n", "line 2: it has no prompt token"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,1,0\n", "line 2"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnan,1,1\n", "line 2"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5,x,1\n", "line 2: '5', 'x', '1' are no time and two numbers of tokens"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\n5\n", "line 2: '5', '', '' are no time and two numbers of tokens"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,1,1\n", "line 2: 'noon', '1', '1' are no time"),
-    ],
-)
-def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path: Path, text: str | None, words: str) -> None:
-    if text is not None:
-        (tmp_path / "x.csv").write_text(text)
-    with pytest.raises(BadRequest) as caught:
-        ServingOptions(**OPTIONS | {"trace": str(tmp_path / "x.csv")})
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("damaged", [lambda whole: whole[:-30], lambda whole: whole[:60] + b"\0" * 9 + whole[69:]])
-def test_a_compressed_trace_that_is_damaged_is_refused_in_one_line(
-    tmp_path: Path, damaged: Callable[[bytes], bytes]
-) -> None:
-    rows = "".join(f"{i},{i % 50 + 1},{i % 7 + 1}\n" for i in range(400))
-    file = tmp_path / "cut.csv.gz"
-    file.write_bytes(damaged(gzip.compress(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}".encode())))
-    with pytest.raises(BadRequest, match=r"^runner.trace=.*cut.csv.gz cannot be read: [^\n]+$"):
-        ServingOptions(**OPTIONS | {"trace": str(file), "requests": 400})
-
-
-def test_a_trace_that_takes_more_than_a_year_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "b.csv").write_text(BURST)
-    with pytest.raises(
-        BadRequest, match=r"^runner.trace_speed=1e-12: the last of 2 requests comes after 1,268,391.* years$"
-    ):
-        ServingOptions(**OPTIONS | {"trace": str(tmp_path / "b.csv"), "trace_speed": 1e-12, "requests": 2})
-    with pytest.raises(BadRequest, match=r"^runner.rates=1e-9: the last of 8 requests comes after 253.* years$"):
-        SimulationOptions(**OPTIONS | {"rates": "1e-9 5"})
-    with pytest.raises(BadRequest, match=r"^runner.rate=1e-300: the last of 8 requests comes after 2.54e\+293 years$"):
-        ServingOptions(**OPTIONS | {"rate": 1e-300})
-
-
-def test_more_requests_than_are_drawn_at_once_are_refused_before_one_is() -> None:
-    """Whatever the key is that makes them so many."""
-    assert ServingOptions(**OPTIONS | {"requests": 500_000, "repeats": 2, "rate": 1e9}).requests == 500_000
-    with pytest.raises(BadRequest, match=r"^runner.requests=10000000 are more than 1000000 requests$"):
-        ServingOptions(**OPTIONS | {"requests": 10_000_000, "rate": 1e9})
-    with pytest.raises(BadRequest, match=r"^runner.requests=500000 and runner.repeats=3 are more than 1000000 requests$"):
-        ServingOptions(**OPTIONS | {"requests": 500_000, "repeats": 3, "rate": 1e9})
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        *[
-            ("rate", 0.0),
-            ("rate", 1e-12),
-            ("rate", float("inf")),
-            ("rate", -1.0),
-            ("burstiness", 0.0),
-            ("requests", 0),
-            ("repeats", 0),
-        ],
-        *[("prompt_tokens", "0-4"), ("prompt_tokens", "9-4"), ("new_tokens", "x"), ("new_tokens", "1-2-3")],
-        *[("trace_speed", 0.0), ("shared_tokens", -1), ("concurrency", -1), ("slo_ms", -0.5), ("trace", 3)],
-    ],
-)
-def test_options_that_cannot_be_are_refused(key: str, value: object) -> None:
-    with pytest.raises(BadRequest, match=f"runner.{key}="):
-        ServingOptions(**OPTIONS | {key: value})
 
 
 # --- The wire ---
@@ -319,129 +163,6 @@ def test_a_load_generator_that_ends_early_is_seen(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(traffic, "module_name", lambda name: "this")
     with pytest.raises(GeneratorEnded, match="before its trace began"):
         traffic.run(server(), drawn(1, 1.0, 1.0, (1, 1), (1, 1), 0), "0", 0)
-
-
-# --- What times come to ---
-
-
-def seen_of(due: list[float], tokens: list[tuple[float, ...]]) -> Seen:
-    count = len(due)
-    requests = ServedRequests(tuple(due), tuple(due), (10,) * count, tuple(map(len, tokens)), tuple(tokens))
-    iterations = Iterations((0.0, 1.0), (1.0, 4.0), (1, 3), (8, 2), (4, 2), (5, 10))
-    return Seen(requests, iterations, (0.5,) * count)
-
-
-def test_metrics_are_those_of_their_definitions() -> None:
-    seen = seen_of([0.0, 1.0], [(2.0, 3.0, 6.0), (4.0,)])
-    assert metrics.latencies_ms(seen) == {
-        "ttft": [2000.0, 3000.0],
-        "tpot": [2000.0],
-        "itl": [1000.0, 3000.0],
-        "end_to_end": [6000.0, 3000.0],
-        "normalized": [2000.0, 3000.0],
-        "queued": [500.0, 500.0],
-    }
-    made = {q.name: q.value for q in metrics.quantities([seen], [True], num_slots=20, slo_ms=2500.0)}
-    assert made["request_throughput"] == 2 / 6 and made["output_throughput"] == 4 / 6 and made["total_throughput"] == 24 / 6
-    assert made["goodput"] == 1 / 6 and made["normalized_p50_ms"] == 2500.0 and made["itl_p90_ms"] == pytest.approx(2800.0)
-    assert made["batch_size"] == (1 * 1 + 3 * 3) / 4 and made["slot_use"] == pytest.approx((5 * 1 + 10 * 3) / 4 / 20)
-    assert made["vain_tokens"] == pytest.approx(1 - 6 / 10) and made["iterations"] == 2 and made["iteration_ms"] == 2000.0
-
-
-def test_several_traces_have_medians_with_intervals() -> None:
-    all_seen = [seen_of([0.0, 1.0], [(2.0, 3.0), (4.0, end)]) for end in (5.0, 6.0, 8.0)]
-    made = {q.name: q for q in metrics.quantities(all_seen, [True] * 3, 20, 0.0)}
-    throughput = made["request_throughput"]
-    assert throughput.value == 2 / 6 and (throughput.low, throughput.high) == describe((2 / 5, 2 / 6, 2 / 8)).ci95
-    assert "goodput" not in made
-
-
-def test_answers_in_one_piece_have_no_gaps_between_tokens() -> None:
-    """As those of a static batch: a gap of 0 would make it look best."""
-    made = {q.name: q for q in metrics.quantities([seen_of([0.0], [(2.0, 2.0, 2.0)])], [True], 20, 0.0)}
-    for name in ("itl_p50_ms", "tpot_p99_ms"):
-        assert made[name].value is None and made[name].reason == metrics.WHOLE
-    assert made["ttft_p50_ms"].value == 2000.0
-
-
-def test_an_unstable_trace_has_no_latency() -> None:
-    """Its latencies grow with its length; a stable one's do not."""
-    due = [float(i) for i in range(100)]
-    stable = seen_of(due, [(moment + 3.0,) for moment in due])
-    unstable = seen_of(due, [(2 * moment + 3.0,) for moment in due])
-    assert metrics.is_stable(stable.requests, 0) and not metrics.is_stable(unstable.requests, 0)
-    assert metrics.is_stable(unstable.requests, concurrency=4)
-    made = {q.name: q for q in metrics.quantities([stable, unstable], [True, False], 20, 0.0)}
-    assert made["ttft_p50_ms"].value is None and made["ttft_p50_ms"].reason == metrics.UNSTABLE
-    assert made["request_throughput"].value is not None
-
-
-@pytest.mark.parametrize("count", [2, 5, 12, 40])
-def test_a_server_that_is_hardly_used_is_stable_however_short_the_trace(count: int) -> None:
-    due = [float(i) for i in range(count)]
-    idle = seen_of(due, [(moment + 0.4,) for moment in due])
-    assert metrics.is_stable(idle.requests, 0)
-    if count >= 12:
-        busy = seen_of(due, [(2 * moment + 0.4,) for moment in due])
-        assert not metrics.is_stable(busy.requests, 0)
-
-
-@given(st.integers(100, 400), st.floats(0.3, 3.0), st.integers(0, 99), st.booleans())
-def test_what_a_queue_before_one_server_comes_to_tells_stable_from_unstable(
-    count: int, load: float, seed: int, is_rising: bool
-) -> None:
-    """The oracle: a request takes `load` seconds, one after another, and one comes a second, later ones perhaps sooner."""
-    assume(not 0.75 < load < 1.3)
-    gaps = np.random.default_rng(seed).gamma(4.0, 0.25, count)  # bursts alone pile requests up in a short trace
-    if is_rising and load < 1:
-        gaps *= np.linspace(2.0, 1.0, count)  # a day's load: fewer at first, and never more than the server takes
-    due, free, ends = np.cumsum(gaps), 0.0, []
-    for moment in due:
-        free = max(free, float(moment)) + load
-        ends.append((free,))
-    assert metrics.is_stable(seen_of([float(d) for d in due], ends).requests, 0) is (load < 1)
-
-
-@given(st.integers(0, 999))
-def test_requests_that_happen_to_be_longer_late_are_no_growth(seed: int) -> None:
-    """A hundred requests in 25 seconds, of up to 128 tokens that take 36 ms each, from a server that is never behind."""
-    generator = np.random.default_rng(seed)
-    due = np.cumsum(generator.exponential(0.25, 100))
-    lengths = generator.integers(1, 129, 100)
-    ends = [tuple(moment + 0.036 * np.arange(1, length + 1)) for moment, length in zip(due, lengths, strict=True)]
-    assert metrics.is_stable(seen_of([float(d) for d in due], ends).requests, 0)
-    behind = [tuple(token + 0.2 * i for token in tokens) for i, tokens in enumerate(ends)]
-    assert not metrics.is_stable(seen_of([float(d) for d in due], behind).requests, 0)
-
-
-def test_lengths_that_grow_as_the_time_does_hide_no_growth() -> None:
-    due = [float(i) for i in range(40)]
-    ends = [tuple(moment + 0.01 * (i + 1) + 0.08 * moment for i in range(int(moment) + 1)) for moment in due]
-    assert not metrics.is_stable(seen_of(due, ends).requests, 0)
-
-
-def test_three_steady_requests_tell_nothing() -> None:
-    """Three points lie on one plane, and one that comes early would tilt it."""
-    ends = [
-        tuple(moment + 0.03 * (i + 1) for i in range(n))
-        for moment, n in zip((0.0, 1.0, 1.94, 3.0), (10, 21, 30, 9), strict=True)
-    ]
-    assert metrics.is_stable(seen_of([0.0, 1.0, 2.0, 3.0], ends).requests, 0)
-
-
-def test_requests_that_nearly_all_come_before_the_first_is_finished_are_unstable() -> None:
-    """A large batch takes them all, so no latency is longer than another. One request alone waits for nobody."""
-    due = [i / 120 for i in range(100)]
-    assert not metrics.is_stable(seen_of(due, [(moment + 1.5,) for moment in due]).requests, 0)
-    assert metrics.is_stable(seen_of(due, [(moment + 0.25,) for moment in due]).requests, 0)
-    assert not metrics.is_stable(seen_of([0.0] * 60, [(1.0,)] * 60).requests, 0)
-    assert metrics.is_stable(seen_of([0.0], [(1.0,)]).requests, 0)
-
-
-def test_a_load_that_rises_is_stable_where_latencies_stay() -> None:
-    """Azure's trace begins slowly, so more requests are unfinished at its end than at its beginning."""
-    due = [float(i) for i in range(30)] + [30 + i / 10 for i in range(300)]
-    assert metrics.is_stable(seen_of(due, [(moment + 6.0,) for moment in due]).requests, 0)
 
 
 # --- Correctness ---
@@ -655,59 +376,7 @@ def test_the_program_serves(run: Run, tmp_path: Path) -> None:
     assert "req/s" in done.stdout and "in vain" in done.stdout
 
 
-# --- The engine alone, and the largest rate ---
-
-
-@given(st.floats(0.01, 500), st.floats(0.1, 50), st.integers(1, 5))
-def test_the_largest_rate_is_found_to_a_fraction_of_an_octave(limit: float, first: float, steps: int) -> None:
-    """Of a server that is unstable far beyond its limit, and slow just beyond it."""
-
-    def try_rate(rate: float) -> Tried:
-        return Tried(rate, None if rate > 2 * limit else 5.0 if rate <= limit else 15.0, rate, rate / limit)
-
-    best, tried = largest_rate(try_rate, 10.0, first, steps)
-    if first * 2**-10 < limit < first * 2**9:
-        assert best is not None and best.rate <= limit <= best.rate * 2 ** (1 / 2**steps) * 1.000001
-        assert len({t.rate for t in tried}) == len(tried)
-    assert best is None or best.keeps(10.0)
-
-
-def test_a_rate_is_looked_for_until_requests_are_alone() -> None:
-    """Of a server that is too slow for a request alone: a lower rate would take longer and say the same."""
-
-    def try_rate(rate: float) -> Tried:
-        return Tried(rate, 15.0, rate, rate / 8)
-
-    best, tried = largest_rate(try_rate, 10.0, 4.0, 3)
-    assert best is None and [t.rate for t in tried] == [4.0, 2.0, 1.0, 0.5]
-    assert largest_rate(try_rate, 20.0, 0.25, 0)[1][-1].rate == 0.25 * 2**10  # upwards it goes on
-
-
-def test_how_many_requests_are_unfinished_is_the_mean_over_the_trace() -> None:
-    tried = Tried.of(0.5, [seen_of([0.0, 1.0], [(2.0, 3.0, 6.0), (4.0,)])])
-    assert tried.num_unfinished == pytest.approx((6 + 3) / 6) and tried.throughput == 2 / 6
-
-
-def test_a_rate_at_which_requests_pile_up_keeps_no_slo(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = seen_of([0.0, 1.0], [(2.0, 3.0, 6.0), (4.0,)])
-    for is_stable in (True, False):
-        monkeypatch.setattr(metrics, "is_stable", lambda requests, warm_up, is_stable=is_stable: is_stable)
-        tried = Tried.of(0.5, [seen])
-        assert tried.normalized_ms == (pytest.approx((6e3 / 3 + 3e3) / 2) if is_stable else None)
-        assert tried.keeps(2500.0) is is_stable and not tried.keeps(2499.0)
-
-
-def test_a_rate_keeps_an_slo_where_the_median_of_stable_traces_does() -> None:
-    """Of three seeds one may be slower, and none unstable."""
-
-    def answered(latency_s: float) -> Seen:
-        return seen_of([0.0, 100.0], [(latency_s,), (100.0 + latency_s,)])
-
-    tried = Tried.of(0.5, [answered(seconds) for seconds in (9.0, 1.0, 2.0)])
-    assert tried.trace_ms == (9000.0, 1000.0, 2000.0) and tried.normalized_ms == 2000.0 and tried.keeps(2000.0)
-    assert tried.throughput == 2 / 102 and tried.num_unfinished == 4 / 102
-    tried = Tried.of(0.5, [answered(1.0), answered(200.0), answered(1.0)])
-    assert tried.trace_ms == (1000.0, None, 1000.0) and tried.normalized_ms is None and not tried.keeps(1e6)
+# --- The engine alone ---
 
 
 def of_cell(
@@ -788,61 +457,6 @@ def test_the_device_idles_where_no_replay_is() -> None:
         **{"batch_ms": 10.0, "prompts_ms": 4.0, "prompt_tflops": 2000.0, "increment_ms": 2.0, "replay_ms": 1.5},
         "idle_share": 0.25,
     }
-
-
-def test_the_slo_is_twice_what_a_request_takes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = of_cell("capacity", ServingSession, rate=5.0, requests=4, steps=1)
-    (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "capacity")
-    monkeypatch.setattr(session, "try_rate", lambda rate: Tried(rate, 1.0 if rate < 7 else 1e9, rate, rate))
-    monkeypatch.setattr(session, "alone_ms", lambda prompt, new: prompt + new / 100)
-    part = measurement.measure(session)
-    assert isinstance(part, Measured)
-    assert [quantity.value for quantity in part.quantities] == [5.0, 2 * 128.32, 10.0] and part.samples[
-        "unstable_rate"
-    ] == ()
-    assert part.samples["stable_rate"] == pytest.approx((5.0, 10.0, 50**0.5)) and part.quantities[0].reason is None
-    monkeypatch.setattr(measurement, "options", replace(measurement.options, slo_ms=50.0))  # type: ignore[type-var]
-    part = measurement.measure(session)
-    assert isinstance(part, Measured) and part.quantities[1].value == 50.0
-    shown = replace(made_record(of=session.cell), measured={"capacity": part})
-    assert [column.text(shown) for column in measurement.columns] == ["5", "50.0", "1.0"]
-    assert [column.text(made_record()) for column in measurement.columns] == ["–", "–", "–"]
-    monkeypatch.undo()
-    assert session.alone_ms(6, 3) > 0 and session.try_rate(20.0).throughput > 0
-    with pytest.raises(BadOption, match=r"^a request alone says .*: 128 prompt .* 256 positions; or say an SLO"):
-        session.alone_ms(128, 300)
-    few = of_cell("capacity", ServingSession, slots=100)
-    with pytest.raises(BadOption, match=r"128 prompt tokens and 32 to generate are more than the 100 K/V slots"):
-        measurement.__class__(few.cell.runner).measure(few)
-
-
-def test_each_seed_has_a_trace_at_each_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = of_cell("capacity", ServingSession, repeats=3, steps=1, slo_ms=1e6)
-    (measurement,) = (m for m in plan(session.cell.runner).measurements if m.name == "capacity")
-    served: list[tuple[float, int]] = []  # when the second request of a trace came, and the seed
-
-    def run(server: Server, trace: Sequence[Arrival], prompts: str, *others: int) -> Seen:
-        span_s = trace[-1].due_s
-        seed = int(prompts.split()[0])
-        served.append((trace[1].due_s, seed))
-        assert span_s == pytest.approx(7 / float(prompts.split()[-1]), rel=1e-3)
-        is_late = seed == 1 and len(served) > 3
-        return seen_of([a.due_s for a in trace], [(a.due_s + span_s * (1 + seed) / (2 if is_late else 200),) for a in trace])
-
-    monkeypatch.setattr(traffic, "run", run)
-    part = measurement.measure(session)
-    assert isinstance(part, Measured)
-    assert [seed for _, seed in served] == [0, 1, 2] * len(set(part.samples["stable_rate"] + part.samples["unstable_rate"]))
-    assert len({due_s for due_s, _ in served[:3]}) == 3  # each seed has arrivals of its own
-    assert part.samples["stable_rate"] == (50.0,) and part.samples["trace_rate"][:3] == (50.0,) * 3
-    assert part.samples["unstable_trace_rate"] == part.samples["unstable_rate"]
-    assert part.samples["normalized_ms"] == (sorted(part.samples["trace_ms"][:3])[1],)
-
-
-def test_a_capacity_takes_no_other_load() -> None:
-    for changed in ({"concurrency": 3}, {"steps": 0}):
-        with pytest.raises(BadRequest):
-            plan(choose("runner", "capacity", **OPTIONS | {"steps": 1} | changed))
 
 
 def test_a_simulated_trace_is_seen_as_arithmetic_says() -> None:
