@@ -6,7 +6,8 @@ import gc
 
 import pytest
 import torch
-from test_serving_engine import GPU, KINDS, MODULE, NUM_SLOTS, alone, requests_of, served, telling
+from test_serving_engine import KINDS, MODULE, NUM_SLOTS, alone, requests_of, served, telling
+from test_serving_kernels import GPU
 
 import systems
 from models.gpt import GPT

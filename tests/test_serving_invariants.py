@@ -39,7 +39,7 @@ HELD = {
     ],
     "2 the same for every attention, book, chunk, cache and split": [
         "test_serving_engine.test_tokens_of_any_mix_are_those_of_each_request_alone",
-        "test_serving_engine.test_kernels_are_what_pytorch_computes_in_tritons_interpreter",
+        "test_serving_kernels.test_kernels_are_what_pytorch_computes_in_tritons_interpreter",
         "test_serving_extensions.test_tokens_under_each_switch_are_those_of_each_request_alone",
         "test_serving_increments.test_tokens_are_the_same_whatever_executes_increments",
         "test_serving_parallel.test_any_split_is_one_process",

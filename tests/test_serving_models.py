@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_serving_engine import GPU, fused_differs, requests_of
+from test_serving_engine import GPU, requests_of
+from test_serving_kernels import fused_differs
 
 import systems
 from conf import options
