@@ -27,9 +27,10 @@ types: $(STAMP)
 tests: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# What takes minutes by itself: processes that are killed, compilers, long training.
+# What takes minutes by itself: processes that are killed, compilers, long training, and drawn examples three times as many.
 slow: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --hypothesis-profile=thorough \
+	  -m "(slow or hypothesis) and not gpu"
 
 # The stamp is written last, so that an interrupted install is taken up again and a finished one is never repeated. Nothing is
 # compiled: of 6 GB of packages a run imports a part, which Python compiles then. The lock file names all there is to install, so

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from drawing import THOROUGH, few
 from exports import keep_onnx_functions, keep_what_exports_make
 from hypothesis import settings
 
@@ -33,7 +34,9 @@ from systems.weave import trials
 
 ROOT = Path(__file__).parent.parent
 
-settings.register_profile("opweave", deadline=None)  # a shared machine's timing says nothing about correctness
+# A shared machine's timing says nothing about correctness.
+settings.register_profile("opweave", deadline=None, max_examples=few(settings.default.max_examples))
+settings.register_profile(THOROUGH, deadline=None, max_examples=100)
 settings.load_profile("opweave")
 pytest.register_assert_rewrite("rewriting", "triton_cases")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, Run
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from systems.base import BadOption
@@ -68,7 +69,7 @@ def test_what_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
     assert not list((tmp_path / "artefacts" / "partial").iterdir())
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), max_size=15), st.integers(0, 100))
 def test_the_least_recently_used_are_dropped(tmp_path_factory: pytest.TempPathFactory, uses: list, kilobytes: int) -> None:
     """Against a list of what was used, in order, and the sizes on disk; what exceeds the bound alone goes first."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from made_records import ENVIRONMENT, chosen, latency, memory, record, rounds, throughput
 from made_records import cell as cell_of
@@ -42,7 +43,7 @@ def timed(samples: list[float], **more: Any) -> Record:
     return cell(latency=latency(*samples), **more)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(SAMPLES, st.floats(0.2, 5.0), st.floats(0.0, 0.5))
 def test_a_cell_that_is_slower_by_more_than_the_threshold_is_a_regression(
     samples: list[float], factor: float, threshold: float
@@ -60,7 +61,7 @@ def test_a_cell_that_is_slower_by_more_than_the_threshold_is_a_regression(
     assert (verdict == REGRESSION) == (change.low > 1 + threshold)
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(SAMPLES, SAMPLES)
 def test_the_other_way_round_it_is_the_inverse(a: list[float], b: list[float]) -> None:
     (there,) = changes([timed(a)], [timed(b)], "latency", "eager")
@@ -82,7 +83,7 @@ def test_what_is_better_depends_on_the_metric() -> None:
     assert verdicts == {"throughput": REGRESSION, "memory": REGRESSION, "preparation": IMPROVEMENT}
 
 
-@settings(deadline=None, max_examples=30)
+@examples(30)
 @given(st.floats(0.1, 10.0))
 def test_a_speedup_is_compared_whatever_the_machine(machine: float) -> None:
     """The whole machine is slower by a factor; within it, nimble lost a fifth of its speed."""

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import DEVICES, Function, agrees, measuring, names, tokens
 from test_make_contiguous import MADE, Made
@@ -144,7 +145,7 @@ def test_a_copy_that_a_caller_sees_stays_also_where_it_lies_as_what_it_copies() 
     assert drop_copies(program, measuring(copies))[1] == []
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(steps=MADE, is_always=st.booleans())
 def test_any_program_computes_the_same_in_memory_of_its_own(steps: list[tuple[int, int, int]], is_always: bool) -> None:
     module, x = Made(steps).eval(), torch.randn(4, 4, 4)

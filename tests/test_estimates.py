@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from simulated import GPU
 from torch import nn
@@ -21,7 +22,7 @@ def place(program: Program, name: str) -> int:
     return next(o.id for o in program.graph.operators if o.name == name)
 
 
-@settings(max_examples=6, deadline=None)
+@examples(6)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 700))
 def test_a_product_takes_its_tiles_or_its_bytes(rows: int, depth: int, columns: int) -> None:
     """In fp32, outside matrix units: 132 SMs of 66.9 / 132 TFLOPS and 4.8 TB/s."""

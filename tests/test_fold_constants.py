@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -61,7 +62,7 @@ KINDS = ("add", "product", "view", "parts", "zeros", "filled", "state", "write")
 STEP = st.tuples(st.sampled_from(KINDS), st.integers(0, 20), st.integers(0, 20))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(STEP, min_size=1, max_size=9), st.integers(0, 99))
 def test_folding_leaves_every_output_as_it_was(steps: list[tuple[str, int, int]], seed: int) -> None:
     """In three calls, before the last of which a weight and a buffer are written."""

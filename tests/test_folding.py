@@ -4,7 +4,8 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import COUNTING, Function, agrees, names
 from torch import Tensor, nn
@@ -74,7 +75,7 @@ class Random(nn.Module):
         return len(texts) + num_returned
 
 
-@settings(deadline=None, max_examples=10)
+@examples(10)
 @given(st.integers(0, 10**6), st.integers(1, 14))
 def test_exactly_what_depends_on_no_input_is_folded(seed: int, num_operators: int) -> None:
     module, x = Random(seed, num_operators).eval(), torch.randn(3, 4)
@@ -85,7 +86,7 @@ def test_exactly_what_depends_on_no_input_is_folded(seed: int, num_operators: in
     follows_weights(module, program, x)
 
 
-@settings(deadline=None, max_examples=10)
+@examples(10)
 @given(st.integers(0, 10**6), st.integers(1, 14))
 def test_of_equal_operators_one_stays(seed: int, num_operators: int) -> None:
     module, x = Random(seed, num_operators).eval(), torch.randn(3, 4)

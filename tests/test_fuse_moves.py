@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import COUNTING, DEVICES, Function, agrees, measuring, names, tokens
 from torch import Tensor, nn
@@ -144,7 +145,7 @@ class Made(nn.Module):
         return tuple(seen[-2:])
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=14))
 @pytest.mark.slow
 def test_any_graph_computes_what_it_did(steps: list[tuple[int, int, int]]) -> None:

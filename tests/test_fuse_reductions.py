@@ -7,7 +7,8 @@ import networkx as nx
 import pytest
 import torch
 from dags import as_networkx
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import COUNTING, DEVICES, Function, agrees, measuring, names, takes_new_weights, tokens
 from torch import Tensor, nn
@@ -243,7 +244,7 @@ class Made(nn.Module):
         return tuple(seen[-2:])
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.tuples(st.integers(0, len(MOVES) - 1), st.integers(0, 50), st.integers(0, 50)), min_size=2, max_size=14))
 def test_any_graph_computes_what_it_did(moves: list[tuple[int, int, int]]) -> None:
     """Kernels are run as the graphs that they are compiled from: what is grouped is in question here, not TorchInductor."""

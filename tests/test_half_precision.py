@@ -5,7 +5,8 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import COUNTING, Function, batch_norm, image, tokens
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ def normed(dtype: torch.dtype) -> tuple[Function, Program]:
     return module, capture(module, (image().to(dtype),))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(dtype=st.sampled_from(HALVES), exponent=st.floats(-7, 3), seed=st.integers(0, 1000))
 def test_folding_costs_what_eager_does_or_is_left_out_and_told(dtype: torch.dtype, exponent: float, seed: int) -> None:
     """Whatever the size of gamma, with which folded weights become denormal or leave the range of fp16."""

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from drawing import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from rewriting import Function
 from torch import Tensor, nn
@@ -74,7 +75,7 @@ def convolutions(draw: st.DrawFn) -> list[nn.Module]:
     return branches
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(convolutions())
 def test_merged_convolutions_compute_the_same(branches: list[nn.Module]) -> None:
     module, x = Parallel(branches), torch.randn(2, 4, 9, 8)
@@ -94,7 +95,7 @@ def test_a_merge_that_copies_its_outputs_has_a_time_of_its_own() -> None:
         assert StageTimer(program, timer).merged(units) and timer.taken == taken
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(convolutions(), st.sampled_from(list(READERS)), st.integers(1, 2), st.booleans())
 @pytest.mark.slow
 def test_who_reads_a_merged_convolution_gets_what_eager_gives(

@@ -8,7 +8,8 @@ from math import comb, inf
 import networkx as nx
 import pytest
 from dags import as_networkx, dags, members
-from hypothesis import assume, given, settings
+from drawing import examples
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from systems.ios import endings as endings_module
@@ -52,7 +53,7 @@ def brute_force(
 LIMITS = st.sampled_from([(None, None), (1, None), (None, 2), (2, 1), (3, 2), (3, 8)])
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(dags(max_nodes=8, max_edges=14), LIMITS, st.integers(0, 99))
 @pytest.mark.slow
 def test_the_search_is_exact(graph: OperatorGraph, limits: tuple[int | None, int | None], seed: int) -> None:
@@ -79,7 +80,7 @@ def test_the_search_is_exact(graph: OperatorGraph, limits: tuple[int | None, int
         assert {members(g) for g in groups} == {frozenset(c) for c in components}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(dags(max_nodes=9), st.sampled_from([None, 1, 2, 3]), st.sampled_from([None, 1, 2, 8]), st.randoms())
 def test_stages_that_cannot_matter_are_not_asked_for(
     graph: OperatorGraph, r: int | None, s: int | None, chance: random.Random
@@ -126,7 +127,7 @@ def test_pruning_changes_nothing_where_units_disturb_each_other() -> None:
         assert pruned.cost == pytest.approx(whole.cost), seed
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(dags(max_nodes=8), LIMITS, st.integers(1, 40))
 def test_few_endings_made_larger_at_a_time_are_the_same(
     graph: OperatorGraph, limits: tuple[int | None, int | None], chunk: int
@@ -203,7 +204,7 @@ def test_the_largest_blocks_of_the_papers_table_1() -> None:
     assert (transitions(fire, 3, one_head=True), transitions(whole, 3, one_head=True)) == (47, 4616)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(dags(max_nodes=8), LIMITS)
 def test_groups_of_one_head_are_disjoint_cones(graph: OperatorGraph, limits: tuple[int | None, int | None]) -> None:
     """Of each state, the endings that are unions of an operator with all of the state that depends on it, and no others."""
@@ -252,7 +253,7 @@ def test_a_long_chain_and_a_wide_block_beyond_a_machine_word() -> None:
     assert len(schedule.stages) == 100 and schedule.counts.states == 300
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(dags(max_nodes=7, max_edges=14), LIMITS, st.integers(0, 99), st.floats(0, 1), st.sampled_from([0.25, 1.0, 3.0]))
 def test_estimates_lose_no_more_than_they_exceed_the_costs_by(
     graph: OperatorGraph, limits: tuple[int | None, int | None], seed: int, least_share: float, bias: float

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -54,7 +55,7 @@ def with_kernels(own: list[bool]) -> Program:
     return replace(program, replacements)[0]
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(own=st.lists(st.booleans(), min_size=8, max_size=8))
 def test_a_kernel_is_early_behind_another_of_its_stream_alone(own: list[bool]) -> None:
     program = with_kernels(own)

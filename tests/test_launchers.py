@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, Run, command
+from drawing import examples
 from hydra import compose, initialize_config_dir
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from launched import ASKED, begun, complete, jobs_of_cells, prepare, shell_of
 from made_records import ENVIRONMENT, record
@@ -203,7 +204,7 @@ CELLS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(st.lists(CELLS, min_size=1, max_size=12))
 def test_cells_of_one_ratio_are_in_one_group(plain: Request, cell_options: list[dict[str, Any]]) -> None:
     requests = []

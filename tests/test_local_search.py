@@ -2,7 +2,8 @@
 
 from conftest import ROOT
 from dags import dags
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from systems.scheduling.graph.operator_graph import OperatorGraph
@@ -16,7 +17,7 @@ from systems.scheduling.simulate.measured_set import MeasuredSet
 from systems.scheduling.simulate.simulator import Simulator
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(dags(), st.integers(0, 60), st.integers(0, 9), st.randoms(use_true_random=False))
 def test_what_it_returns_is_valid_and_costs_no_more(graph: OperatorGraph, trials: int, seed: int, chance: object) -> None:
     """By any cost: here one that is drawn for each schedule."""

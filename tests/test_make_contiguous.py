@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import DEVICES, Function, agrees, measuring, names, tokens
 from torch import Tensor, nn
@@ -101,7 +102,7 @@ class Made(nn.Module):
 MADE = st.lists(st.tuples(st.integers(0, len(STEPS) - 1), st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=12)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(steps=MADE, is_always=st.booleans())
 def test_any_program_computes_the_same_and_returns_the_same_strides(
     steps: list[tuple[int, int, int]], is_always: bool

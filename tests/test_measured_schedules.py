@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import gpu_environment, without_progress
 from dags import from_edges
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import systems
@@ -49,13 +49,11 @@ class Inception(torch.nn.Module):
         return torch.cat([torch.relu(branch(x)) for branch in self.branches], 1)
 
 
-@settings(deadline=None)
 @given(dags(), st.integers(0, 2**32), st.floats(0, 1))
 def test_what_is_drawn_is_valid(graph: OperatorGraph, seed: int, share: float) -> None:
     verify(graph, random_schedule(graph, Random(seed), share))
 
 
-@settings(deadline=None)
 @given(dags(), st.integers(0, 2**32))
 def test_a_seed_draws_the_same_again(graph: OperatorGraph, seed: int) -> None:
     assert random_schedules(graph, 5, seed) == random_schedules(graph, 5, seed)
@@ -89,7 +87,6 @@ def test_chains_of_chosen_schedules_lie_evenly() -> None:
     assert chains[-1] == 120 and min(steps) >= 0 and max(steps) <= 3 * (chains[-1] - chains[0]) / 11
 
 
-@settings(deadline=None)
 @given(dags(), st.integers(0, 2**32), st.floats(0, 1))
 def test_the_longest_chain_is_that_of_what_happens_before_what(graph: OperatorGraph, seed: int, share: float) -> None:
     schedule = random_schedule(graph, Random(seed), share)

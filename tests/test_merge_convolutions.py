@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import COUNTING, DEVICES, Function, agrees, count, image, measuring, names, takes_new_weights
 from torch import Tensor, nn
@@ -175,7 +176,7 @@ class Network(nn.Module):
         return torch.cat(values, 1) * 2 if self.is_concatenated else torch.stack(values).sum(0)
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(st.data())
 def test_any_network_of_branches(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 100)))

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import COUNTING, DEVICES, Function, agrees, count, measuring, names, takes_new_weights, tokens
 from torch import Tensor, nn
@@ -287,7 +288,7 @@ def left(recipe: list[tuple[str, tuple[int, ...]]], graph: OperatorGraph) -> int
     return len({read for read, may in places if may}) + sum(not may for _, may in places)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(recipes())
 def test_any_graph_of_products_computes_the_same(recipe: list[tuple[str, tuple[int, ...]]]) -> None:
     program = built(recipe, torch.randn(SIDE, SIDE))

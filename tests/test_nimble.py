@@ -5,7 +5,8 @@ import networkx as nx
 import pytest
 import torch
 from dags import as_networkx, dags, from_edges, matching_size
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from modules import mixed
 
 import models
@@ -91,7 +92,7 @@ def test_one_stream_has_none_to_reuse() -> None:
         systems.load("nimble_single_stream", reuse_streams=True)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(dags(max_nodes=8, max_edges=12))
 def test_no_safe_plan_has_fewer_waits(graph: OperatorGraph) -> None:
     """Brute force over every assignment with maximum logical concurrency and every plan (supplement, Definitions 1, 2)."""

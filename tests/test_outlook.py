@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import ROOT
 from dags import as_networkx, dags
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from simulated import GPU, made_set
 from test_advice import CELL
@@ -37,7 +38,7 @@ def program() -> Program:
     return capture(Branches().eval(), (torch.randn(1, 3, 8, 8),))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(st.lists(st.floats(1, 100), min_size=20, max_size=20))
 @pytest.mark.slow
 def test_limits_are_those_of_the_graph(program: Program, times_us: list[float]) -> None:
@@ -147,7 +148,7 @@ def test_the_width_is_of_operators_that_launch_something() -> None:
     assert outlook(parts, [], GPU, systems=()).width == 3
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(dags(max_nodes=9), st.sets(st.integers(0, 8)))
 def test_the_width_is_that_of_the_largest_set_without_a_path(graph: OperatorGraph, idle: set[int]) -> None:
     """Every set of operators that launch something is tried."""

@@ -6,7 +6,8 @@ from copy import deepcopy
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from drawing import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -66,7 +67,7 @@ STEPS = (*SOURCES, "turn", "part", "flat", "copy", "cast", "contiguous", "dropou
 
 
 @pytest.mark.usefixtures("cache_folder")
-@settings(max_examples=25)
+@examples(25)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=6), st.booleans())
 @example(["sigmoid", "copy"], False)
 @example(["input", "part", "copy"], True)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from made_records import ENVIRONMENT, arbitrary_records, latency, record, rounds
 
@@ -50,7 +51,7 @@ def folder_of(tmp_path: Path) -> Path:
     return folder
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(arbitrary_records, max_size=4, unique_by=lambda one: one.id))
 def test_any_line_is_read_as_a_file_of_its_own(tmp_path: Path, records: list[Record]) -> None:
     """Also what no run writes, which is told in the same words."""

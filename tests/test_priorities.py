@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from dags import dags, from_edges
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -38,7 +38,6 @@ def chains(graph: OperatorGraph) -> list[list[int]]:
     return whole
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_slack_is_what_the_longest_chain_through_an_operator_lacks(data: st.DataObject) -> None:
     graph = data.draw(dags(max_nodes=8))

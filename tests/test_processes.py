@@ -9,7 +9,8 @@ from statistics import median, stdev
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from made_records import cell, latency, record, rounds
 
@@ -56,7 +57,7 @@ def test_two_levels_as_a_plain_loop_draws_them(num_processes: int) -> None:
 
 
 @given(st.lists(st.floats(0.5, 4), min_size=2, max_size=4))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_rounds_that_are_alike_leave_the_processes_alone(levels: list[float]) -> None:
     """A closed form: every one of the n to the n draws of processes is as likely, so that all of them can be counted."""
     low, ratio, high = of_processes([[level] * 5 for level in levels])

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import COUNTING, DEVICES, Function, names
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ def single(p: nn.ModuleDict, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=4, deadline=None)
+@examples(4)
 @given(rows=st.lists(st.integers(0, 8), min_size=1, max_size=6), others=st.data())
 def test_a_bag_of_one_row_is_a_lookup(mode: str, device: str, rows: list[int], others: st.DataObject) -> None:
     module, x = bags(single, mode=mode).to(device), torch.tensor(rows, device=device)

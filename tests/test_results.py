@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import HealthCheck, given
 from made_records import CONDITIONS, ENVIRONMENT, arbitrary_records, cell, chosen, record
 
 from results.cell import Choice, Conditions, choose, named
@@ -51,7 +52,7 @@ def test_identity_says_what_was_measured_and_where() -> None:
         assert (identity(cell(), changed) != here) == (field.name in own), field.name
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(150, suppress_health_check=[HealthCheck.too_slow])
 @given(arbitrary_records)
 def test_any_record_comes_back_from_its_document(one: Any) -> None:
     document = json.loads(json.dumps(to_json(one)))

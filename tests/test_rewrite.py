@@ -3,7 +3,8 @@
 import pytest
 import torch
 from dags import dags
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import Function, image, names
 from torch import Tensor
@@ -16,7 +17,7 @@ from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(dags(max_nodes=12, max_edges=24), st.data())
 def test_chains_replaced_by_one_operator_compute_the_same(graph: OperatorGraph, data: st.DataObject) -> None:
     """Operators that add up what they read; some chains of an operator and its only reader become one."""

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import DEVICES, Function, agrees, measuring, names, takes_new_weights
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ class Conv1D(nn.Module):
         return out.view(*x.shape[:-1], -1)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     st.sampled_from([nn.Linear, Conv1D]),
     st.integers(1, 9),

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from interpreted import interpreted
 from torch import Tensor
@@ -36,7 +37,7 @@ def laid_out(rows: list[tuple[int, int, int]], block_size: int, device: str) -> 
     return buffer.of(Batch(0, tuple(batch))), num_slots
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12), st.integers(1, 4)), min_size=1, max_size=5),
     block_size=st.sampled_from([0, 4]),

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
-from hypothesis import example, given, settings
+from drawing import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_serving_schedulers import NUM_POSITIONS, NUM_SLOTS, Asked, run, token_of, workloads
 
@@ -351,7 +352,7 @@ BOOKS = {"runs": ContiguousSlots, "blocks": PagedSlots, "shared blocks": CachedS
 
 
 @pytest.mark.parametrize("book", BOOKS)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @example(  # the youngest gives up its slots in flight, and another waits behind it
     [Asked(1, 1, 17), Asked(1, 2, 15), Asked(3, 3, 13), Asked(5, 1, 16), Asked(5, 4, 12)], 1, 19, 2, 2, 3, True, "prefetch"
 )
@@ -381,7 +382,7 @@ def test_iterations_are_those_of_their_definition(
 
 
 @pytest.mark.parametrize("batching", BATCHINGS)
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(workloads(), st.booleans(), st.integers(1, 4), st.integers(1, 3), st.integers(0, 2))
 def test_static_batches_are_those_of_their_definition(
     batching: str, workload: list[Asked], is_early: bool, max_batch_size: int, num_workers: int, microbatch_size: int

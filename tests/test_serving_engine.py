@@ -6,7 +6,8 @@ from collections import deque
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from serving_parts import slot_of
 
@@ -103,7 +104,7 @@ NUM_STOPS = st.sampled_from([0, 12])  # of the vocabulary's 50: about every four
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(SIZES, st.integers(0, 2), NUM_STOPS)
 def test_tokens_of_any_mix_are_those_of_each_request_alone(
     kind: str, sizes: list[tuple[int, int]], apart: int, num_stops: int
@@ -215,7 +216,7 @@ def batches(draw: st.DrawFn, block_size: int, most_tokens: int) -> Batch:
 
 
 @pytest.mark.parametrize("block_size", [0, 8])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data(), st.integers(0, 3))
 def test_a_layout_says_where_each_token_lies(block_size: int, data: st.DataObject, num_more: int) -> None:
     """Token by token; rows beyond the batch's have one token each, in the slot after the last."""
@@ -243,7 +244,7 @@ def test_a_layout_says_where_each_token_lies(block_size: int, data: st.DataObjec
 
 
 @pytest.mark.parametrize("block_size", [0, 8])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_a_layout_of_increments_takes_another_batch(block_size: int, data: st.DataObject) -> None:
     """What a CUDA graph reads is written anew for each batch; what would stay of the one before would be a wrong token."""
@@ -255,7 +256,7 @@ def test_a_layout_of_increments_takes_another_batch(block_size: int, data: st.Da
 
 
 @pytest.mark.parametrize("block_size", [0, 8])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_a_layout_is_filled_up_to_a_room(block_size: int, data: st.DataObject) -> None:
     """What the batch has is as in a layout of its own; the other tokens are stored where nobody reads, and in no tile."""

@@ -9,7 +9,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from drawing import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from serving_parts import slot_of
 from test_serving_engine import MODULE, NUM_SLOTS, NUM_STOPS, SHAPE, SIZES, alone, requests_of, served
@@ -70,7 +71,7 @@ def check(book: BlockSlots, regions: Sequence[Region], num_slots: int) -> None:
         assert {block: digest for digest, block in book.by_digest.items()} == dict(book.digests)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @example(  # the earliest that holds slots is cancelled and in flight: the next may lose its own
     [Asked(1, 3, 13), Asked(1, 4, 13), Asked(8, 2, 14), Asked(4, 4, 13, 25)],
     "paged",
@@ -159,7 +160,7 @@ SWITCHES = {
 
 
 @pytest.mark.parametrize("switch", SWITCHES)
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     SIZES, st.integers(0, 2), st.sampled_from([1, 2, 4]), st.integers(0, 9), st.sampled_from([20, 28, NUM_SLOTS]), NUM_STOPS
 )

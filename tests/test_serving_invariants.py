@@ -16,7 +16,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from serving_parts import slot_of
 from test_serving_schedulers import Asked, books, run, token_of, workloads
@@ -208,7 +209,7 @@ def steps(scheduler: IterationLevel, workload: Sequence[Asked]) -> list[tuple[Ba
     return returned
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(workloads(is_cancelling=True), books(), st.integers(1, 4), st.integers(1, 3))
 def test_reserved_slots_are_those_of_started_requests(
     workload: list[Asked], slots: Slots, max_batch_size: int, num_workers: int
@@ -217,7 +218,7 @@ def test_reserved_slots_are_those_of_started_requests(
     steps(IterationLevel(slots, max_batch_size, num_workers), workload)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(workloads(), st.integers(1, 4), st.integers(1, 3))
 def test_whoever_has_started_finishes_in_time(workload: list[Asked], max_batch_size: int, num_workers: int) -> None:
     """Invariant 5: within as many iterations as those that came before it, and it, have tokens to generate."""
@@ -229,7 +230,7 @@ def test_whoever_has_started_finishes_in_time(workload: list[Asked], max_batch_s
         assert numbers[-1] - numbers[0] < before + num_workers * workload[i].length
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5), st.integers(0, 8)), min_size=2, max_size=6),
     st.integers(1, 30),
@@ -294,7 +295,7 @@ def contents(book: Slots) -> list[object]:
     return [[*value.items()] if isinstance(value, Mapping) else value for value in vars(book).values()]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(workloads(), st.sampled_from([ContiguousSlots, PagedSlots, CachedSlots]), st.booleans(), st.sampled_from([0, 3]))
 def test_selecting_leaves_requests_and_books_as_they_are(
     workload: list[Asked], kind: type[Slots], is_preempting: bool, chunk: int

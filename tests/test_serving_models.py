@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_serving_engine import GPU, requests_of
 from test_serving_kernels import fused_differs
@@ -92,7 +93,7 @@ def tokens_of(server: Server, requests: Sequence[Request]) -> dict[int, list[int
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("kind", {**KINDS, **DECODER_KINDS})
-@settings(max_examples=3, deadline=None)
+@examples(3)
 @given(SIZES)
 def test_tokens_of_any_mix_are_those_of_each_request_alone(kind: str, name: str, sizes: list[tuple[int, int]]) -> None:
     """In float64 and greedily, under every schedule that the architecture takes."""

@@ -25,7 +25,7 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT, command, environment
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from serving_parts import LONG, SHAPE, amplify
 from test_serving_engine import alone, requests_of, served
@@ -500,7 +500,6 @@ ROWS = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.builds(Batch, st.integers(0, 2**40), st.lists(ROWS, max_size=5).map(tuple)), st.booleans())
 def test_a_message_is_the_batch(batch: Batch, keeps_logits: bool) -> None:
     assert from_bytes(to_bytes(batch, keeps_logits)) == (batch, keeps_logits)

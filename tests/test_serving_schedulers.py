@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from serving_parts import slot_of
 
@@ -163,7 +164,7 @@ class Transcribed:
         return batches
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(workloads(), st.integers(1, 4), st.integers(1, 4), st.integers(12, NUM_SLOTS))
 def test_batches_are_those_of_algorithm_2_as_printed(
     workload: list[Asked], num_workers: int, max_batch_size: int, num_slots: int
@@ -179,7 +180,7 @@ def books() -> st.SearchStrategy[Slots]:
     return st.just(ContiguousSlots.all_free(NUM_SLOTS)) | paged
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     workloads(is_cancelling=True), books(), st.integers(1, 4), st.integers(1, 3), st.booleans(), st.sampled_from([0, 1, 3])
 )
@@ -208,7 +209,7 @@ def test_iteration_level_scheduling_keeps_its_invariants(
             assert done.tokens.get(i, []) == whole[: len(done.tokens.get(i, []))]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(workloads(), st.integers(1, 4), st.integers(1, 3))
 def test_who_arrives_earlier_has_run_as_often_at_least(workload: list[Asked], max_batch_size: int, num_workers: int) -> None:
     """While both are unfinished: iteration-level FCFS."""
@@ -270,7 +271,7 @@ def test_a_request_that_finds_no_slots_is_counted() -> None:
     assert scheduler.next_batch() is not None and scheduler.num_short == 2
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(workloads(is_cancelling=True), st.sampled_from(BATCHINGS), st.integers(1, 4), st.booleans(), st.integers(0, 2))
 def test_static_batches_compute_what_their_definition_says(
     workload: list[Asked], batching: str, max_batch_size: int, is_early: bool, microbatch_size: int
@@ -317,7 +318,7 @@ def test_one_batch_of_each_kind(batching: str, iterations: int, tokens: tuple[in
     )
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.integers(1, 8), st.integers(1, 4), st.integers(1, 3))
 def test_equal_requests_that_arrive_together_are_scheduled_alike(prompt: int, new: int, count: int) -> None:
     workload = [Asked(prompt, new, 0)] * count
@@ -368,7 +369,7 @@ def test_a_cancel_lets_out_what_others_have_waited_for() -> None:
     assert scheduler.cancel(1) == [Delivery(0, (7,), True)] and scheduler.num_unfinished == 0
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.integers(1, 9) | st.none(), max_size=40), st.sampled_from([0, 1, 4]))
 def test_books_of_slots_lose_none(sizes: list[int | None], block_size: int) -> None:
     """A number reserves that many; None releases the region that was reserved first."""

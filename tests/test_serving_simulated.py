@@ -9,7 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_serving_engine import MODULE, NUM_SLOTS, NUM_STOPS, SHAPE, alone
 from test_serving_simulated_runner import rows_of
@@ -130,7 +131,7 @@ def batches(course: Course) -> list[list[tuple[int, int, int]]]:
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(WORKLOADS, st.integers(1, 3), NUM_STOPS)
 def test_a_simulation_is_the_engine_batch_by_batch(
     name: str, workload: list[tuple[int, int, float]], workers: int, num_stops: int

@@ -6,7 +6,8 @@ import socket
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_serving_connections import spoken_to
 from test_serving_endpoint import SOON_S
@@ -89,7 +90,7 @@ def texts() -> dict[str, tuple[object, int]]:
 
 
 @pytest.mark.parametrize("name", ["bytes", "words", "bytes of BPE", "pieces of words", "marked spaces"])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_a_text_that_grows_is_that_of_all_its_tokens(name: str, data: st.DataObject) -> None:
     text, num_tokens = texts()[name]

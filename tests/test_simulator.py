@@ -11,7 +11,8 @@ from unittest import mock
 import networkx as nx
 import pytest
 from dags import from_edges
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from simulated import GPU, kernel, operator, profile_of
 
@@ -89,7 +90,7 @@ def longest_us(nodes: Sequence[Node], before: list[tuple[int, ...]], edge_us: fl
     return float(nx.dag_longest_path_length(path)) if before else 0.0
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases())
 def test_latency_lies_between_the_critical_path_and_the_sum(case: tuple[Schedule, Simulator]) -> None:
     schedule, simulator = case
@@ -102,7 +103,7 @@ def test_latency_lies_between_the_critical_path_and_the_sum(case: tuple[Schedule
     assert stated.critical_path_us == pytest.approx(longest_us(nodes, before)) and stated.sum_us == pytest.approx(total_us)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(cases())
 def test_one_stream_takes_its_kernels_and_what_lies_between_them(case: tuple[Schedule, Simulator]) -> None:
     """From one kernel's dispatch to the next one's: its time and an edge, or what the dispatcher takes."""
@@ -113,7 +114,7 @@ def test_one_stream_takes_its_kernels_and_what_lies_between_them(case: tuple[Sch
     assert simulator(sequential(schedule.graph)).latency_us == pytest.approx(latency_us)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(operators(), min_size=2, max_size=12), gpus())
 def test_all_beside_each_other_take_no_longer_than_in_turn(each: list[OperatorProfile], on: Gpu) -> None:
     """However much they want of memory and multiprocessors; nothing but kernels takes time here."""
@@ -122,7 +123,7 @@ def test_all_beside_each_other_take_no_longer_than_in_turn(each: list[OperatorPr
     assert simulate(beside, profile_of(each), on).latency_us <= sum(o.milliseconds for o in each) * 1e3 + CLOSE
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases())
 def test_work_is_conserved(case: tuple[Schedule, Simulator]) -> None:
     """Every block runs once, and block-seconds in are block-seconds out.
@@ -178,7 +179,7 @@ def room_on_one(kernel: Kernel, on: Gpu) -> int:
     return int(max(1, min(by_threads, by_registers, on.shared_memory // shared_memory, on.blocks)))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases())
 def test_no_multiprocessor_ever_holds_more_than_its_limits(case: tuple[Schedule, Simulator]) -> None:
     """Blocks are laid onto multiprocessors one by one as the timeline has them come and go, none of them moves meanwhile.
@@ -209,7 +210,7 @@ def test_no_multiprocessor_ever_holds_more_than_its_limits(case: tuple[Schedule,
         assert free >= 0, "blocks lie on more multiprocessors than there are"
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(cases())
 def test_edges_are_kept_and_the_same_comes_out_again(case: tuple[Schedule, Simulator]) -> None:
     schedule, simulator = case
@@ -222,7 +223,7 @@ def test_edges_are_kept_and_the_same_comes_out_again(case: tuple[Schedule, Simul
 
 
 @pytest.mark.skipif(events.compiled() is None, reason="Numba is not installed: there is no machine code to compare with")
-@settings(max_examples=60)
+@examples(60)
 @given(cases())
 def test_machine_code_and_python_agree_to_the_last_bit(case: tuple[Schedule, Simulator]) -> None:
     schedule, simulator = case
@@ -241,7 +242,7 @@ def test_where_nothing_can_be_written_each_process_compiles(monkeypatch: pytest.
     assert machine_code is not None and machine_code.stats.cache_path is None
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(cases(), st.randoms(use_true_random=False))
 def test_a_captured_graph_keeps_no_launch_order(case: tuple[Schedule, Simulator], random: Random) -> None:
     """Any launch order that keeps each stream's and has what is waited for first gives the same edges."""
@@ -254,7 +255,7 @@ def test_a_captured_graph_keeps_no_launch_order(case: tuple[Schedule, Simulator]
     assert simulator(replace(schedule, order=order)) == simulator(schedule)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(cases())
 def test_what_reaches_what_is_what_the_schedule_orders(case: tuple[Schedule, Simulator]) -> None:
     """Operators with kernels are ordered exactly as `happens_before`, which verify proves schedules by, has it."""

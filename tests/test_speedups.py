@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_records import latency, record, rounds
 
@@ -39,7 +39,6 @@ def test_rounds_after_a_profiler_give_way_to_latencies_alone() -> None:
     assert measured is not None and measured.ratio == 4.0 and measured.is_in_turn
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(ROUND, ROUND), min_size=1, max_size=8), st.floats(0.01, 100))
 def test_speedup_of_any_rounds(pairs: list[tuple[list[float], list[float]]], factor: float) -> None:
     slow, fast = (record(s, comparison=rounds("g", *(p[i] for p in pairs))) for i, s in enumerate(("eager", "nimble")))

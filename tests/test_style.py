@@ -5,7 +5,8 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
@@ -63,7 +64,7 @@ def test_a_logarithmic_axis_has_ticks(low: float, factor: float, most: int) -> N
     assert ticks == sorted(set(ticks)) and low * 0.999 <= ticks[0] and ticks[-1] <= high * 1.001
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.sampled_from(["over", "ios", "nimble_single_stream", "(launch_order=depth_first)"]), min_size=1))
 def test_a_text_is_broken_where_it_may_be_and_not_sooner(words: list[str]) -> None:
     text = " ".join(words)

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("sklearn", reason="pip install '.[windtunnel]'")
 pytest.importorskip("lightgbm", reason="pip install '.[windtunnel]'")
 
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import check_estimator
@@ -206,7 +207,7 @@ WIDE = st.sampled_from([-(2**63), -1, 0, 5, MOST_DIRECT, 2**62, 2**63 - 1])
 
 
 @given(st.data(), st.sampled_from([WORDS, NUMBERS, WIDE]), st.sampled_from([None, "category", "str"]), st.booleans())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_places_are_those_of_a_dictionary(
     data: st.DataObject, values: st.SearchStrategy, form: str | None, is_long: bool
 ) -> None:

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import numpy
 import pytest
 import torch
-from hypothesis import given, reject, settings
+from drawing import examples
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -346,7 +347,7 @@ OPTIMIZERS = st.one_of(
 EVENTS = st.sampled_from(["step", "eager", "rate", "reload", "clear", "gradients"])
 
 
-@settings(max_examples=12)
+@examples(12)
 @given(
     blocks=st.lists(st.sampled_from([*BLOCKS]), max_size=5),
     frozen=st.sets(st.integers(0, 12)),

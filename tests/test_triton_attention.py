@@ -5,7 +5,8 @@ from importlib import import_module
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from rewriting import Function, takes_new_weights
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ device = device_with_kernels
 
 
 @pytest.mark.parametrize("kind", ["plain", "causal", "added", "bool"])
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), is_token_major=st.booleans())
 def test_an_attention_computes_what_pytorch_does(device: str, data: st.DataObject, kind: str, is_token_major: bool) -> None:
     """Of fewer keys than queries and of more, with masks that are broadcast, and of a query that sees nothing."""

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from rewriting import Function
 from torch import Tensor, nn
@@ -162,7 +163,7 @@ def windows(draw: st.DrawFn, height: int, width: int) -> tuple[Any, Callable[[Te
     return window, lambda x: functional.max_pool2d(x, kernel, stride, padding, 1, ceil), ceil
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), after=acts, is_last=st.booleans(), second=st.sampled_from(["none", "same", "pool"]))
 def test_a_sum_of_pools_is_what_pytorch_computes(
     device: str, data: st.DataObject, after: str, is_last: bool, second: str

@@ -5,7 +5,8 @@ from importlib import import_module
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from drawing import examples
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
@@ -16,7 +17,7 @@ from systems.scheduling.passes import fuse_in_triton
 device = device_with_kernels
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), before=acts, between=acts, after=acts, is_last=st.booleans(), reads_last=st.booleans())
 @pytest.mark.slow
 def test_a_kernel_computes_what_pytorch_does(
@@ -61,7 +62,7 @@ def test_a_kernel_computes_what_pytorch_does(
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), before=acts, after=acts, is_last=st.booleans(), reads_last=st.booleans())
 def test_a_dense_kernel_computes_what_pytorch_does(
     device: str, data: st.DataObject, before: str, after: str, is_last: bool, reads_last: bool
@@ -102,7 +103,7 @@ def test_a_dense_kernel_computes_what_pytorch_does(
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), before=acts, after=acts, is_last=st.booleans(), reads_last=st.booleans())
 def test_a_depthwise_kernel_computes_what_pytorch_does(
     device: str, data: st.DataObject, before: str, after: str, is_last: bool, reads_last: bool
@@ -210,7 +211,7 @@ def test_an_activation_that_there_is_not_is_refused(device: str) -> None:
         dense_kernels().Dense(*numbers, "none", "tanh", "ieee", False, dense_kernels().DenseTile(16, 16, 16, 1, 1))
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), after=acts, is_last=st.booleans(), has_addend=st.booleans())
 def test_a_tensor_or_a_sum_is_written_to_its_place(
     device: str, data: st.DataObject, after: str, is_last: bool, has_addend: bool

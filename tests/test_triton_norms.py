@@ -5,7 +5,8 @@ from importlib import import_module
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from drawing import examples
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from rewriting import SWITCHES, Function, takes_new_weights
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ CLOSE = {"cpu": {"rtol": 1e-3, "atol": 1e-3}, "cuda": {"rtol": 2e-2, "atol": 2e-
 MOMENTS, NORM = "opweave.groupmoments", "opweave.groupnorm"
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), is_last=st.booleans(), after=acts, offset=st.sampled_from([0.0, 3e3]))
 @pytest.mark.slow
 def test_a_group_norm_computes_what_pytorch_does(

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
+from drawing import examples
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,7 +21,7 @@ from systems.scheduling.passes.context import Context
 device = device_with_kernels
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), rows=st.lists(st.integers(1, 9), min_size=0, max_size=3), has_bias=st.booleans())
 def test_a_product_computes_what_pytorch_does(device: str, data: st.DataObject, rows: list[int], has_bias: bool) -> None:
     draw = data.draw
@@ -58,7 +59,7 @@ def test_a_product_computes_what_pytorch_does(device: str, data: st.DataObject, 
         torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * float(expected.abs().max() + 1))
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), rows=st.lists(st.just(1), max_size=3), has_bias=st.booleans())
 def test_a_rows_product_computes_what_pytorch_does(
     device: str, data: st.DataObject, rows: list[int], has_bias: bool

@@ -10,7 +10,8 @@ from weakref import ref
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from weave_space import Branches, Prepared, Scaled, Space, scaled
@@ -43,7 +44,7 @@ def test_what_costs_precision_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> No
     assert state.best == Candidate() and state.gains == []
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(bad=st.sets(st.integers(0, 6)), order=st.permutations(range(7)))
 def test_of_the_passes_decisions_exactly_those_go_that_cost_precision(bad: set[int], order: list[int]) -> None:
     """Each bad decision multiplies the output by 1.01; the errors of several add up."""

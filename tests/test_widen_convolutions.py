@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import COUNTING, DEVICES, Function, agrees, names, takes_new_weights
 from torch import Tensor, nn
@@ -77,7 +78,7 @@ def test_what_is_no_convolution_of_a_batch_of_sequences_stays(forward: Callable[
     assert widen_convolutions(captured, COUNTING)[0] is captured
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(data=st.data())
 def test_any_convolution_computes_the_same(data: st.DataObject) -> None:
     groups, kernel, stride, dilation = (data.draw(st.integers(1, most)) for most in (3, 4, 3, 3))

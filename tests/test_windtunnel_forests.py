@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from test_windtunnel_trees import MOST, assert_equal_to, label, table
 
@@ -21,7 +22,7 @@ from systems.windtunnel.parse import sklearn_trees  # noqa: E402
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_soft_becomes_hard_as_the_temperature_falls(seed: int) -> None:
     x = table(seed, 200, True)
     booster = lightgbm.train(

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from drawing import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models.neural.embeddings import Embeddings
@@ -122,7 +123,7 @@ cases = st.fixed_dictionaries(
     cases,
     st.sampled_from([{}, {"zero_as_missing": True}, {"use_missing": False}, {"max_bin": 3}, {"extra_trees": True}]),
 )
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_lightgbm(case: dict[str, int], options: dict[str, object]) -> None:
     x = table(case["seed"], 300, bool(case["has_missing"]))
     y = label(case["seed"], x, case["classes"])
@@ -147,7 +148,7 @@ def test_lightgbm(case: dict[str, int], options: dict[str, object]) -> None:
 
 
 @given(cases, st.sampled_from(["gbtree", "dart"]))
-@settings(max_examples=20, deadline=None)
+@examples(20)
 def test_xgboost(case: dict[str, int], booster: str) -> None:
     x = table(case["seed"], 300, bool(case["has_missing"]))
     y = label(case["seed"], x, case["classes"])
@@ -170,7 +171,7 @@ def test_xgboost(case: dict[str, int], booster: str) -> None:
 
 
 @given(cases, st.sampled_from(["tree", "forest", "boosting", "histogram", "regression tree", "extra trees"]))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_sklearn(case: dict[str, int], kind: str) -> None:
     has_missing = bool(case["has_missing"]) and kind in ("tree", "forest", "histogram", "regression tree")
     x = table(case["seed"], 200, has_missing)
@@ -297,7 +298,7 @@ def test_masks_of_one_leaf_leave_different_remainders() -> None:
 
 
 @given(cases, st.sampled_from([torch.float32, torch.float64]), st.sampled_from(["lightgbm", "xgboost", "sklearn"]))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_lookups_are_the_trees(case: dict[str, Any], dtype: torch.dtype, library: str) -> None:
     """Over numbers with ties, NaN and infinities and over the codes of ids, against every node evaluated by itself."""
     seed, rng = case["seed"], np.random.default_rng(case["seed"])

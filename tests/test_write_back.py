@@ -10,7 +10,8 @@ from copy import deepcopy
 
 import pytest
 import torch
-from hypothesis import assume, example, given, settings
+from drawing import examples
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -123,7 +124,7 @@ def assert_steps_agree(module: nn.Module, call: object, calls: int = 3) -> None:
             torch.testing.assert_close(out, reference)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=7), st.integers(0, 1000))
 @example(["keep", "index"], 0)
 @example(["keep", "add", "turn", "exchange"], 0)
@@ -170,7 +171,7 @@ class Run(Compiled):
         return [x.clone() for x in tree_leaves(self.program(*inputs))]
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.sampled_from(STEPS), min_size=1, max_size=7), st.integers(0, 1000))
 def test_any_steps_are_those_of_eager_execution_for_a_compiler(steps: list[str], seed: int) -> None:
     torch.manual_seed(seed)
