@@ -22,6 +22,7 @@ import torch
 from drawing import THOROUGH, few
 from exports import keep_onnx_functions, keep_what_exports_make
 from hypothesis import settings
+from packs import keep_committed_packs
 
 from runners.cell.messages import Answer, Command, Phase, answer_to, encoded
 from runners.cell.worker import Worker, guarded
@@ -107,6 +108,7 @@ LONG = (
 logging.getLogger("torch.__trace").propagate = True
 
 keep_what_exports_make()
+keep_committed_packs()
 
 gc.disable()  # until all tests are imported: of what is imported nothing can be freed, and looking takes a third of the time
 
