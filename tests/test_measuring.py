@@ -278,7 +278,7 @@ def test_a_system_that_rewrites_the_model_has_limits_of_its_own_beside_the_model
 @pytest.mark.usefixtures("cache_folder")
 def test_what_a_scheduler_itself_decides_does_not_rewrite_the_model() -> None:
     measured_cell = Cell(
-        choose("model", "squeezenet"), choose("system", "ios"), choose("runner", "latency"), Conditions(1, "cpu")
+        choose("model", "gpt"), choose("system", "ios"), choose("runner", "latency"), Conditions(1, "cpu")
     )
     session = Session(measured_cell, "0", lambda _: None)
     session.prepare()
@@ -302,7 +302,7 @@ FIELDS = {*ALONE, "kernels", "measured"} - {"correctness", "energy"}
 @pytest.mark.parametrize("runner", list(ALONE))
 def test_each_measurement_alone(runner: str) -> None:
     options = {"samples": 3} if runner == "latency" else {}
-    chosen = choose("model", "squeezenet"), choose("system", "eager"), choose("runner", runner, **options)
+    chosen = choose("model", "gpt"), choose("system", "eager"), choose("runner", runner, **options)
     measured_cell = Cell(*chosen, Conditions(1, "cpu", "fp32"))
     result = measured(Session(measured_cell, "0", lambda _: None), record(of=measured_cell))
     assert result.is_ok and result.correctness is not None and result.correctness.is_correct
@@ -311,7 +311,7 @@ def test_each_measurement_alone(runner: str) -> None:
 
 def test_what_needs_a_profiler_is_owed_until_it_is_measured() -> None:
     """Its reasons are for people; what is owed is data."""
-    chosen = choose("model", "squeezenet"), choose("system", "eager"), choose("runner", "sm_efficiency")
+    chosen = choose("model", "gpt"), choose("system", "eager"), choose("runner", "sm_efficiency")
     measured_cell = Cell(*chosen, Conditions(1, "cpu", "fp32"))
     session = Session(measured_cell, "0", lambda _: None)
     owing = measured(session, record(of=measured_cell), is_profiled=False)
