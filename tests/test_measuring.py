@@ -277,9 +277,7 @@ def test_a_system_that_rewrites_the_model_has_limits_of_its_own_beside_the_model
 
 @pytest.mark.usefixtures("cache_folder")
 def test_what_a_scheduler_itself_decides_does_not_rewrite_the_model() -> None:
-    measured_cell = Cell(
-        choose("model", "gpt"), choose("system", "ios"), choose("runner", "latency"), Conditions(1, "cpu")
-    )
+    measured_cell = Cell(choose("model", "gpt"), choose("system", "ios"), choose("runner", "latency"), Conditions(1, "cpu"))
     session = Session(measured_cell, "0", lambda _: None)
     session.prepare()
     assert session.schedule is not None and {d.kind for d in session.schedule.decisions} == {"ios"}

@@ -306,15 +306,17 @@ def test_what_is_not_ok_has_no_speed_in_any_chart(monkeypatch: pytest.MonkeyPatc
     """Even where its record holds measurements; and every chart says what it is."""
     wrong = changed("nasnet", "nimble", status=status, reason="because").only(models=["nasnet", "bert"])
     for name in ("speedup", "sm_efficiency"):
+        charts = []
         draw = plot.drawings(name, wrong, EAGER, ())[-1]
-        bars_by_cell = heights(monkeypatch, draw)
+        bars_by_cell = heights(monkeypatch, lambda draw=draw, charts=charts: charts.append(draw()))
         assert ("nasnet", "nimble") not in bars_by_cell and ("nasnet", "cuda_graph") in bars_by_cell
-        assert drawn(draw().figure).count(WORDS[status]) == 1
+        assert drawn(charts[0].figure).count(WORDS[status]) == 1
     for name in ("memory", "search", "limits"):
+        charts = []
         draw = plot.drawings(name, wrong, EAGER, ())[0]
-        dots_by_cell = points(monkeypatch, draw)
+        dots_by_cell = points(monkeypatch, lambda draw=draw, charts=charts: charts.append(draw()))
         assert ("nasnet", "nimble") not in dots_by_cell and ("nasnet", "cuda_graph") in dots_by_cell
-        assert f"Nimble: {WORDS[status]}" in drawn(draw().figure)
+        assert f"Nimble: {WORDS[status]}" in drawn(charts[0].figure)
     assert WORDS[status] in drawn(latency.draw(wrong).figure)
     both = Selection([*wrong.records, *measured((8, 32)).records])
     assert f"batch 1 {WORDS[status]}: Nimble" in drawn(throughput.draw(both).figure).replace("\n", " ")

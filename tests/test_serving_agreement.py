@@ -4,6 +4,7 @@ import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
@@ -14,6 +15,7 @@ from results.agreement import LATENCY, THROUGHPUT, Lengths, Point
 from results.cell import choose
 from results.files import read_json
 from results.finding import HOLDS, NOT_SHOWN
+from results.pack import documents_of, packed
 from results.record import Record
 from results.store import Store
 from runners.serving.options import costs_file
@@ -31,17 +33,25 @@ COMMITTED = "gpt_13b-h200"
 LENGTHS, EQUAL = Lengths("32-512", "1-128"), Lengths("272", "64")
 EXHIBIT = "orca/figure4.8_simulated"
 CELL = cell("orca", "gpt_13b", "simulation")
+NUM_SHORT = 4  # real points of traces of 60 requests
 NO_RECORD = "no record here is of an engine that served requests of such lengths"
 
 
 @pytest.fixture(scope="module")
 def slow_costs(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A file of the committed costs, but that each iteration takes a fifth longer."""
+    """A file of the committed costs, but that each iteration takes a fifth longer. Its points are those of short traces."""
+    folder = tmp_path_factory.mktemp("costs")
     document = read_json(costs_file(COMMITTED))
     document["table"]["seconds"] = [1.2 * seconds for seconds in document["table"]["seconds"]]
-    file = tmp_path_factory.mktemp("costs") / "slow.json"
-    file.write_text(json.dumps(document))
-    return str(file)
+    (folder / "slow.json").write_text(json.dumps(document))
+    records: list[Any] = documents_of(agreement.REFERENCE / "h200" / "serving.jsonl.gz")
+    short = [record for record in records if record["cell"]["runner"]["options"].get("requests") == 60]
+    (folder / "h200").mkdir()
+    (folder / "h200" / "serving.jsonl.gz").write_bytes(packed(short))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "REFERENCE", folder)
+        assert len(points(str(folder / "slow.json"))) == NUM_SHORT  # and kept
+    return str(folder / "slow.json")
 
 
 def test_committed_costs_are_as_near_as_simulated_figures_need() -> None:
@@ -69,7 +79,7 @@ def test_requests_of_one_length_stand_by_their_own_points() -> None:
 
 def test_costs_that_are_off_are_refused(slow_costs: str) -> None:
     is_near, how = standing(slow_costs, LENGTHS)
-    assert not is_near and "real points are not within 5% and 10%" in how
+    assert not is_near and how.startswith(f"{NUM_SHORT} of {NUM_SHORT} real points are not within 5% and 10%")
     assert standing(COMMITTED, LENGTHS)[0]
     assert standing("gpt_31b-h200", LENGTHS) == (False, "its costs, gpt_31b-h200, are not there any more")
 
