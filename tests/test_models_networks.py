@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import networkx as nx
 import pytest
 import timm
@@ -207,30 +209,31 @@ def test_random_wiring_is_a_connected_dag(seed: int) -> None:
     assert wiring(NODES, seed) == predecessors
 
 
-@pytest.mark.parametrize(
-    ("name", "inner", "options"),
-    [
-        ("bert", "bert", {"sequence": 12, "layers": 2}),
-        ("gpt2", "gpt2", {"sequence": 12}),
-        ("t5", "t5", {"sequence": 12, "decoder_sequence": 9}),
-    ],
-)
-def test_attention_without_a_mask_is_transformers_own(name: str, inner: str, options: dict[str, int]) -> None:
+@cache
+def decoder(name: str) -> models.Model:
+    """Of ten tokens. To draw the weights takes most of a test's time."""
+    return models.load(name, 2, **({"sequence": 10} if name == "gpt2" else {"sequence": 6, "decoder_sequence": 10}))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
+def test_attention_without_a_mask_is_transformers_own(name: str) -> None:
     """Against eager attention, which makes its (causal) masks itself."""
-    model = models.load(name, 2, **options)
+    model = models.load(name, 2, sequence=12, layers=2) if name == "bert" else decoder(name)
     arguments = dict(zip(("input_ids", "decoder_input_ids"), model.inputs, strict=False))
+    network = getattr(model.module, name)
+    kind = network.config._attn_implementation
+    assert kind != "eager"
     with torch.no_grad():
         ours = outputs(model.module(*model.inputs))
-        network = getattr(model.module, inner)
         network.set_attn_implementation("eager")
         theirs = network(**arguments, use_cache=False) if name != "bert" else network(**arguments)
+    network.set_attn_implementation(kind)
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_decoders_do_not_see_what_comes_later(name: str) -> None:
-    options = {"sequence": 10} if name == "gpt2" else {"sequence": 6, "decoder_sequence": 10}
-    model = models.load(name, 1, **options)
+    model = decoder(name)
     *encoder, tokens = model.inputs
     changed = tokens.clone()
     changed[:, 6:] = (changed[:, 6:] + 1) % 1000
