@@ -86,7 +86,7 @@ def test_two_small_branches_gain_what_they_take_at_once(program: Program) -> Non
 
 def test_a_search_that_takes_too_long_is_given_up_and_the_others_are_forecast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("systems.advice.SEARCH_SECONDS", 0.2)
-    branches = nn.ModuleList(nn.Linear(8, 8 + i) for i in range(60))
+    branches = nn.ModuleList(nn.Linear(8, 8 + i) for i in range(24))
     wide = captured(Lambda(lambda x: torch.cat([branch(x).relu() for branch in branches], 1)), torch.zeros(4, 8))
     handler, begin = signal.getsignal(signal.SIGALRM), perf_counter()
     said = outlook(wide, [], GPU)

@@ -248,3 +248,13 @@ def test_a_changed_record_changes_its_row() -> None:
 @pytest.mark.parametrize(("number", "text"), [(None, ""), (0.0, "0"), (1234567.0, "1234600"), (1.2345678e-5, "0.000012346")])
 def test_numbers_have_no_exponent(number: float | None, text: str) -> None:
     assert cells.shown(number) == text
+
+
+def test_tests_share_the_records_of_a_committed_pack_and_of_no_other(tmp_path: Path) -> None:
+    committed = ROOT / "results" / "reference" / "h200" / "reductions.jsonl.gz"
+    (tmp_path / "a.jsonl.gz").write_bytes(committed.read_bytes())
+    kept, copied = ([Store(file).read() for _ in range(2)] for file in (committed, tmp_path / "a.jsonl.gz"))
+    for first, second in (kept, copied):
+        assert first.all == second.all and first.all and first.records is not second.records
+    assert all(a is b for a, b in zip(kept[0].all, kept[1].all, strict=True))
+    assert not any(a is b for a, b in zip(copied[0].all, copied[1].all, strict=True))
