@@ -16,6 +16,7 @@ from runners.cell.training import loss
 from systems.base import Unsupported
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
 def wrong(change: Callable[[Any], None], make: Optimizers = sgd) -> Callable[[], Any]:
@@ -66,6 +67,29 @@ def wrong(change: Callable[[Any], None], make: Optimizers = sgd) -> Callable[[],
 def test_what_was_changed_since_is_told(call: Callable[[], Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param(change, message, marks=GPU)
+        for change, message in (
+            (lambda m: m.norm.eval(), "BatchNorm2d was in training form"),
+            (lambda m: setattr(m, "a", nn.Linear(8, 8, device="cuda")), "has been replaced"),
+            (lambda m: setattr(m.stem.weight, "data", torch.zeros(8, 3, 3, 3, device="cuda")), "has moved"),
+            (lambda m: m.stem.weight.requires_grad_(False), "was frozen, or no more"),
+        )
+    ],
+)
+def test_a_step_in_one_cuda_graph_tells_what_was_changed_since(change: Callable[[Any], None], message: str) -> None:
+    module = net("cuda", counts=False)
+    inputs = batch(0, "cuda")
+    step = systems.load("cuda_graph").prepare_training(module, sgd(module), loss, inputs[:1], inputs[1])
+    step(*inputs)
+    change(module)
+    with pytest.raises(RuntimeError, match=message):
+        step(*inputs)
+    step.close()
 
 
 @pytest.mark.parametrize(

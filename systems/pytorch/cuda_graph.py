@@ -10,8 +10,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from systems.base import Loss, Prepared, System
 from systems.preparing import one_at_a_time, uncapturable
+from systems.scheduling.execution.members import casts, check_casts
 from systems.scheduling.graph.examples import check_dense
 from systems.scheduling.graph.program import check_inputs
+from systems.training.held_module import HeldModule
 from systems.training.optimizers import StaticOptimizer
 from systems.training.restore import state_kept
 from systems.training.step import undone
@@ -139,7 +141,7 @@ class CapturedStep(CapturedModule):
 
         with undone(module):
             static = StaticOptimizer.of(optimizer, differentiate(*inputs)[1])
-        self.optimizer = static
+        self.optimizer, self.module, self.casts = static, HeldModule(module), casts()
 
         def step(*inputs: Tensor) -> Tensor:
             value, gradients = differentiate(*inputs)
@@ -154,7 +156,10 @@ class CapturedStep(CapturedModule):
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
+        """One step. Raises as TrainingStep does."""
         check_inputs(inputs, self.inputs)
+        check_casts(self.casts)
+        self.module.check()
         self.optimizer.refresh()
         value = super().__call__(*inputs)
         torch.autograd.graph.increment_version(self.changed)  # a replay writes them unseen by autograd
