@@ -52,7 +52,7 @@ class Page(HTMLParser):
             self.inside = True
 
     def handle_endtag(self, tag: str) -> None:
-        self.inside &= tag not in ("td", "th")
+        self.inside &= tag not in ("td", "th", "tr")
 
     def handle_data(self, data: str) -> None:
         if self.inside:
