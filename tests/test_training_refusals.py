@@ -14,6 +14,7 @@ from training import Optimizers, adamw, batch, net, prepare_training, sgd
 import systems
 from runners.cell.training import loss
 from systems.base import Unsupported
+from systems.training.held_module import HeldModule
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -90,6 +91,25 @@ def test_a_step_in_one_cuda_graph_tells_what_was_changed_since(change: Callable[
     with pytest.raises(RuntimeError, match=message):
         step(*inputs)
     step.close()
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+def test_a_forward_that_assigns_a_buffer_is_not_captured_in_one_cuda_graph(device: str) -> None:
+    module = net(device)
+    calls, inputs = module.calls, batch(0, device)
+    with pytest.raises(Unsupported, match="its forward assigns calls"):
+        systems.load("cuda_graph").prepare_training(module, sgd(module), loss, inputs[:1], inputs[1])
+    assert module.calls is calls
+
+
+def test_a_held_module_names_what_a_forward_assigns_and_puts_it_back() -> None:
+    module = net()
+    held, calls = HeldModule(module), module.calls
+    assert not held.replaced()
+    module(*batch(0)[:1])
+    assert held.replaced() == ["calls"]
+    held.put_back()
+    assert module.calls is calls and not held.replaced()
 
 
 @pytest.mark.parametrize(

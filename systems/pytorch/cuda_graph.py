@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from systems.base import Loss, Prepared, System
+from systems.base import Loss, Prepared, System, Unsupported
 from systems.preparing import one_at_a_time, uncapturable
 from systems.scheduling.execution.members import casts, check_casts
 from systems.scheduling.graph.examples import check_dense
@@ -152,6 +152,10 @@ class CapturedStep(CapturedModule):
 
         moments = [t for named in static.moments.values() for t in named.values()]
         super().__init__(step, inputs, lambda: undone(module, *moments))
+        if assigned := self.module.replaced():
+            self.module.put_back()
+            self.close()
+            raise Unsupported(f"its forward assigns {assigned[0]}, which a replay of a CUDA Graph would not")
         self.changed = [*static.moments, *moments, *module.buffers()]
 
     @torch.no_grad()

@@ -48,6 +48,17 @@ class HeldModule:
         if [t.requires_grad for t in self.tensors] != self.differentiated:
             raise RuntimeError("a parameter was frozen, or no more, since the step was prepared: prepare it again")
 
+    def replaced(self) -> list[str]:
+        """Names of members that are others than those it holds."""
+        pairs = zip(self.owners, self.members_by_owner, strict=True)
+        return [name for now, then in pairs for name in now.keys() | then.keys() if now.get(name) is not then.get(name)]
+
+    def put_back(self) -> None:
+        """Give the module the members that it holds."""
+        for owner, members in zip(self.owners, self.members_by_owner, strict=True):
+            owner.clear()
+            owner.update(members)
+
     def _take_buffers_over(self) -> None:
         """An eager forward may assign a new buffer: the captured one takes its value and its place."""
         for owner, members in zip(self.owners, self.members_by_owner, strict=True):
