@@ -9,16 +9,16 @@ from results.pack import Pack, read_pack
 
 REFERENCE = Path(__file__).parent.parent / "results" / "reference"
 
-kept = lru_cache(maxsize=16)(read_pack)
+read_once = lru_cache(maxsize=16)(read_pack)
 
 
 def keep_committed_packs() -> None:
     """Records do not change either, so that those who read a pack may share them; the lists are each reader's own."""
-    store.read_pack = read_or_kept
+    store.read_pack = read_committed_once
 
 
-def read_or_kept(file: Path, identifier: str = "") -> Pack:
+def read_committed_once(file: Path, identifier: str = "") -> Pack:
     if identifier or not file.is_relative_to(REFERENCE):
         return read_pack(file, identifier)
-    pack = kept(file)
+    pack = read_once(file)
     return replace(pack, records=[*pack.records], reasons_by_line={**pack.reasons_by_line})

@@ -65,13 +65,18 @@ def head(number: int) -> bytes:
     return f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: {number}\r\n\r\n".encode()
 
 
+def begin_body(connection: socket.socket) -> None:
+    """Send a head, and of the body of 100 bytes the first."""
+    connection.sendall(head(100))
+    assert connection.recv(100).startswith(b"HTTP/1.1 100")
+    connection.sendall(b"{")
+
+
 def test_half_a_body_holds_the_end_up_for_a_moment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runners.serving.endpoint.SHUTDOWN_S", 0.2)
 
     def client(endpoint: Endpoint, connection: socket.socket) -> None:
-        connection.sendall(head(100))
-        assert connection.recv(100).startswith(b"HTTP/1.1 100")
-        connection.sendall(b"{")
+        begin_body(connection)
 
     begun = time.monotonic()
     assert spoken_to(Bytes(), client) == ["ending; new requests are refused"]
@@ -82,9 +87,7 @@ def test_a_body_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("runners.serving.endpoint.BODY_S", 0.2)
 
     def client(endpoint: Endpoint, connection: socket.socket) -> None:
-        connection.sendall(head(100))
-        assert connection.recv(100).startswith(b"HTTP/1.1 100")
-        connection.sendall(b"{")
+        begin_body(connection)
         answer = http.client.HTTPResponse(connection)
         answer.begin()
         assert answer.status == 408 and "has not come within" in json.loads(answer.read())["error"]["message"]
@@ -178,11 +181,11 @@ def test_an_error_of_the_server_is_json_and_one_line() -> None:
             raise OSError("the vocabulary\nis gone")
 
     def client(endpoint: Endpoint, connection: socket.socket) -> None:
-        asked = openai.OpenAI(
+        user = openai.OpenAI(
             base_url="http://{}:{}/v1".format(*connection.getpeername()), api_key="none", max_retries=0, timeout=SOON_S
         )
-        with asked, pytest.raises(openai.InternalServerError) as caught:
-            asked.completions.create(model="gpt", prompt="a")
+        with user, pytest.raises(openai.InternalServerError) as caught:
+            user.completions.create(model="gpt", prompt="a")
         error = {"message": "the server fails: the vocabulary", "type": "server_error", "param": None, "code": None}
         assert caught.value.status_code == 500 and caught.value.body == error
 

@@ -144,15 +144,15 @@ def test_a_stop_text_ends_an_answer_at_the_same_token_under_every_schedule(is_st
 
     def client(endpoint: Endpoint, connection: socket.socket) -> None:
         address = "http://{}:{}/v1".format(*connection.getpeername())
-        with openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=SOON_S) as asked:
+        with openai.OpenAI(base_url=address, api_key="none", max_retries=0, timeout=SOON_S) as user:
             parameters = {"model": "gpt", "prompt": "ab", "max_tokens": 30, "temperature": 1.0, "seed": 2}
-            stop = asked.completions.create(**parameters).choices[0].text[8:11]
+            stop = user.completions.create(**parameters).choices[0].text[8:11]
             parameters |= {"stop": stop, "stream": is_streaming}
             if is_streaming:
-                pieces = list(asked.completions.create(**parameters, stream_options={"include_usage": True}))
+                pieces = list(user.completions.create(**parameters, stream_options={"include_usage": True}))
                 choices, usage = [piece.choices[0] for piece in pieces[:-1]], pieces[-1].usage
             else:
-                completion = asked.completions.create(**parameters)
+                completion = user.completions.create(**parameters)
                 choices, usage = completion.choices, completion.usage
             tokens = [token for choice in choices for token in choice.token_ids]
             assert usage.completion_tokens == len(tokens) < 30
