@@ -24,6 +24,8 @@ class Gpu:
     """A mock of a lane whose GPU holds `room` prepared processes.
 
     Attributes:
+        pending: what each cell leaves to the profiler.
+        profiling: how many processes as large as a prepared one the profiler needs room for.
         held: the cell of each process that holds memory.
         measured, prepared: cells in the order in which they were asked for.
         rested: the GPU, once its group has ended.
@@ -32,8 +34,8 @@ class Gpu:
     gpu, options = "0", SimpleNamespace(force=True, rounds=2, margin=False, max_load=1.0)
     rounds = staticmethod(nullcontext)
 
-    def __init__(self, room: int):
-        self.room = room
+    def __init__(self, room: int, pending: tuple[str, ...] = (), profiling: int = 0):
+        self.room, self.pending, self.profiling = room, pending, profiling
         self.held: dict[CellProcess, str] = {}
         self.measured: list[str] = []
         self.prepared: list[str] = []
@@ -67,17 +69,28 @@ class Gpu:
                 if len(self.held) >= self.room:
                     return LACKS
                 self.held[process] = name
-                return Done(alone(command.record)) if isinstance(command, Measure) else Ready()
+                return Done(self._alone(command.record)) if isinstance(command, Measure) else Ready()
             case Round():
                 return Turn((ALONE_MS[name],))
             case Profile():
+                if len(self.held) + self.profiling > self.room:
+                    return LACKS
                 return Done(replace(command.record, pending=()))
         raise AssertionError(command)
 
+    def _alone(self, owed: Record) -> Record:
+        """The record as its process would fill it."""
+        ms = latency(ALONE_MS[owed.cell.system.name])
+        return replace(owed, status="ok", reason=None, latency=ms, pending=self.pending)
 
-def alone(owed: Record) -> Record:
-    """The record as its process would fill it."""
-    return replace(owed, status="ok", reason=None, latency=latency(ALONE_MS[owed.cell.system.name]))
+
+def run_on(gpu: Gpu, folder: Path) -> GroupRun:
+    """A group of one cell a system, as it has run."""
+    cells = [cell(system, device="cuda") for system in ALONE_MS]
+    places = {of: (record(of=of).id, record(of=of).environment) for of in cells}
+    group = GroupRun(gpu, cells, Store(folder), places.__getitem__, lambda: ())  # type: ignore[arg-type]
+    group.run()
+    return group
 
 
 @pytest.mark.parametrize(
@@ -92,13 +105,19 @@ def test_the_slowest_gives_way(
     tmp_path: Path, room: int, again: list[str], prepared: list[str], left_out: list[str]
 ) -> None:
     """again: measured a second time. prepared: again for the rounds, in this order. left_out: of them."""
-    gpu, cells = Gpu(room), [cell(system, device="cuda") for system in ALONE_MS]
-    places = {of: (record(of=of).id, record(of=of).environment) for of in cells}
-    group = GroupRun(gpu, cells, Store(tmp_path), places.__getitem__, lambda: ())  # type: ignore[arg-type]
-    group.run()
+    gpu = Gpu(room)
+    group = run_on(gpu, tmp_path)
     assert gpu.rested == ["0"]
     assert gpu.measured == [name for system in ALONE_MS for name in [system] * (1 + (system in again))]
     assert gpu.prepared == prepared and not gpu.held
     assert all(of.status == "ok" for of in group.records.values())
     without = {of.system.name for of, kept in group.records.items() if [w.kind for w in kept.warnings] == ["no_ratio"]}
     assert without == set(left_out) == {of.system.name for of, kept in group.records.items() if kept.comparison is None}
+
+
+@pytest.mark.parametrize(("room", "profiling"), [(5, 0), (4, 0), (2, 0), (5, 1), (4, 2), (2, 1)])
+def test_the_profiler_finds_room_for_each(tmp_path: Path, room: int, profiling: int) -> None:
+    gpu = Gpu(room, ("limits",), profiling)
+    group = run_on(gpu, tmp_path)
+    assert not gpu.held
+    assert all(of.is_ok and not of.pending and of.limits is None for of in group.records.values())

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from modules import mixed
+from modules import Lambda, mixed
 from rewriting import COUNTING
 from torch import Tensor, nn
 
@@ -220,6 +220,16 @@ def test_a_trace_that_does_not_say_all_is_refused() -> None:
     events = trace.read({"traceEvents": EVENTS})
     assert launched_under(events, "nothing:") == {}
     assert [e.name for e in on_device(events)] == [*("winograd", "relu", "foreign", "bias", "Memcpy DtoD", "late")]
+
+
+def test_a_profiler_that_saw_no_kernel_is_refused() -> None:
+    launches = by_operator(trace.read({"traceEvents": EVENTS}), 3)
+    program = capture(*mixed())
+    assert profiler.seen(program, [launches, launches]) == [launches, launches]
+    with pytest.raises(ValueError, match="saw no kernel"):
+        profiler.seen(program, [launches, [[], [], []]])
+    nothing = capture(Lambda(lambda x: x.view(-1)), (torch.ones(2, 3),))
+    assert profiler.seen(nothing, [[[]]]) == [[[]]]
 
 
 def test_an_occupancy_that_the_profiler_does_not_give_is_none() -> None:

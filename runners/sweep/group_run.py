@@ -26,7 +26,7 @@ from runners.measurements.registry import plan
 from .cell_process import CellProcess
 from .lane import Lane
 from .parked import Parked
-from .rounds import Rounds, compared, in_shared_rounds, taking_part, twin_of, with_margin, without_ratio
+from .rounds import Rounds, compared, in_shared_rounds, is_out_of_memory, taking_part, twin_of, with_margin, without_ratio
 
 UNRUN = "failed", "it has not run"  # status and reason of a record until its cell has run
 
@@ -158,21 +158,30 @@ class GroupRun:
                 self._write(cell, with_margin(record, rounds) if cell == twin else record)
 
     def _profile(self) -> None:
-        """What takes a profiler, of the cells that have waited with it, or that an earlier sweep left without it."""
-        for cell in self.cells:
+        """What takes a profiler, of the cells that have waited with it, or that an earlier sweep left without it.
+
+        A cell whose process is parked comes first and gives its memory back: the profiler takes some, and so does a cell
+        that is prepared again.
+        """
+        for cell in sorted(self.cells, key=lambda cell: cell not in self.parked):
             record = self.records[cell]
-            if not record.is_ok or not record.pending:
-                continue
-            answer: Answer | CellProcess = self.parked.ready(cell, "preparing again for the profiler")
-            if isinstance(answer, CellProcess):
-                answer = self.lane.ask(answer, Profile(record, self._limits()), cell)
-            if isinstance(answer, Done):
-                record = answer.record
-            else:
-                assert isinstance(answer, Failed)
-                reason = f"measuring it ended as {answer.status} ({answer.reason})"
-                record = without(record, record.pending, reason)
-            self._write(cell, record)
+            if record.is_ok and record.pending:
+                answer = self._profiled(cell, record)
+                if is_out_of_memory(answer) and len(self.parked) > 1:
+                    self.parked.close_all()
+                    answer = self._profiled(cell, record)
+                if isinstance(answer, Done):
+                    record = answer.record
+                else:
+                    assert isinstance(answer, Failed)
+                    reason = f"measuring it ended as {answer.status} ({answer.reason})"
+                    record = without(record, record.pending, reason)
+                self._write(cell, record)
+            self.parked.close(cell)
+
+    def _profiled(self, cell: Cell, record: Record) -> Answer:
+        ready = self.parked.ready(cell, "preparing again for the profiler")
+        return self.lane.ask(ready, Profile(record, self._limits()), cell) if isinstance(ready, CellProcess) else ready
 
     def _write(self, cell: Cell, record: Record) -> None:
         """Keep the record, or one that says why no reader would take it. Raises BadRequest."""

@@ -86,7 +86,7 @@ class Rounds:
             if parked is second:
                 self._take_again(answer, second, cell)
                 continue
-            if twin is not None and self.no_margin is None and _is_out_of_memory(answer):
+            if twin is not None and self.no_margin is None and is_out_of_memory(answer):
                 self._end_second(second, twin, Failed("out_of_memory", f"{cell.system.label} had too little beside it"))
                 answer = parked.turn(cell)
             if isinstance(answer, Turn):
@@ -114,7 +114,8 @@ class Rounds:
         self.parked.close(cell)
 
 
-def _is_out_of_memory(answer: Answer) -> bool:
+def is_out_of_memory(answer: Answer) -> bool:
+    """Whether a process has ended for want of memory."""
     return isinstance(answer, Failed) and answer.status == "out_of_memory"
 
 

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
 from systems.cache import JSON
+from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.program import Program
 
 from . import trace
@@ -123,6 +124,9 @@ def launched(program: Program, inputs: Sequence[Tensor], passes: int = 1) -> lis
 
     Args:
         passes: Runs of the whole program under one profiler, after some to warm up.
+
+    Raises:
+        ValueError: The profiler missed something.
     """
     rewind = program.rewinding()
     for _ in range(WARM_UP_PASSES):
@@ -136,7 +140,19 @@ def launched(program: Program, inputs: Sequence[Tensor], passes: int = 1) -> lis
             rewind()
         torch.cuda.synchronize()
     events = trace.exported(profiler)
-    return [by_operator(events, len(program.graph), label) for label in labels]
+    return seen(program, [by_operator(events, len(program.graph), label) for label in labels])
+
+
+def seen(program: Program, runs: list[list[list[DeviceEvent]]]) -> list[list[list[DeviceEvent]]]:
+    """What the passes launched, as it is: a profiler that finds no memory on the GPU says nothing, and sees no kernel.
+
+    Raises:
+        ValueError: A pass launched nothing, although an operator computes something.
+    """
+    computes = any(not is_view(call.function) for call in program.calls)
+    if computes and not all(any(operators) for operators in runs):
+        raise ValueError("the profiler saw no kernel: the GPU's memory may have no room for what it records")
+    return runs
 
 
 def by_operator(events: Sequence[Event], count: int, label: str = LABEL) -> list[list[DeviceEvent]]:
