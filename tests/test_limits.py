@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from modules import Lambda
 from test_profiling import CPU, HOPPER
 from torch import Tensor, nn
 
@@ -9,6 +10,8 @@ from systems.profiling import limits
 from systems.profiling.profile import Kernel
 from systems.profiling.timing import Timer
 from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.fused_kernel import fuse
+from systems.scheduling.graph.rewrite import replace
 from systems.scheduling.passes.rewriting import Rewriting
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
@@ -53,6 +56,23 @@ def test_the_traffic_of_a_call_is_what_it_cannot_leave_out() -> None:
     whole = torch.nn.Sequential(conv, norm).eval()
     folded, _ = Rewriting(fold_batch_norm=True).apply(capture(whole, (torch.randn(1, 3, 2, 2),)), Timer(CPU))
     assert limits.traffic(whole, folded, 0) == 4 * (3 * 4 + 4 + 4 * 3 + 4 * 4)  # derived: weight and bias; input, output
+
+
+@pytest.mark.parametrize(("is_read_whole", "num_rows"), [(False, 0), (True, 1000)])
+def test_the_traffic_of_a_fused_lookup_is_without_its_table(is_read_whole: bool, num_rows: int) -> None:
+    """num_rows: of the table, that are counted."""
+    table = nn.Embedding(1000, 8)
+
+    def look_up(words: Tensor) -> Tensor:
+        rows = table(words).relu()
+        return rows + table.weight[:1].sum() if is_read_whole else rows
+
+    module, words = Lambda(look_up).eval(), torch.zeros(1, 5, dtype=torch.long)
+    module.table = table
+    program = capture(module, (words,))
+    fused, _ = replace(program, [fuse(program, range(len(program.graph)), "moves")])
+    assert len(fused.graph) == 1
+    assert limits.traffic(module, fused, 0) == limits.traffic(module, program, 0) == 8 * 5 + 4 * 8 * num_rows + 4 * 5 * 8
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.fx import Node
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -111,6 +112,21 @@ def moved_bytes(program: Program, v: int) -> tuple[int, int]:
     """
     read, written = _moved(program, v)
     return num_bytes(read), num_bytes(written)
+
+
+def tables_of(program: Program, v: int) -> list[Any]:
+    """The arguments of operator `v` of which it reads some rows: those that lookups alone read, where it is a group."""
+    call = program.calls[v]
+    if not isinstance(call.function, FusedKernel):
+        return call.leaves()[:1] if program.graph.operators[v].name in LOOKUPS else []
+    placeholders = call.function.module.graph.find_nodes(op="placeholder")
+    return [a for a, p in zip(call.args, placeholders, strict=True) if all(_looks_up(user, p) for user in p.users)]
+
+
+def _looks_up(node: Node, table: Node) -> bool:
+    """Is this operator a lookup in `table`?"""
+    name = getattr(node.target, "__name__", "").partition(".")[0]  # aten's, without its overload
+    return name in LOOKUPS and node.args[0] is table
 
 
 def _moved(program: Program, v: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -16,7 +16,7 @@ from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Input, Program
 
 from .calibration import empty_graph_ms
-from .intensity import LOOKUPS, bandwidth, num_bytes
+from .intensity import bandwidth, num_bytes, tables_of
 from .profile import Capacity, Kernel
 from .profiler import capacity_of, host_times, kernel_of_event, launched
 from .trace import DeviceEvent, KernelEvent
@@ -103,9 +103,9 @@ def traffic(module: nn.Module, program: Program, cache_bytes: int) -> int:
     own = {id(t) for t in (*module.parameters(), *module.buffers(), *(d.tensor for d in program.derived.derived))}
     reads = {
         id(leaf): leaf
-        for operator, call in zip(program.graph.operators, program.calls, strict=True)
-        for leaf in (call.leaves()[1:] if operator.name in LOOKUPS else call.leaves())
-        if isinstance(leaf, Tensor) and id(leaf) in own
+        for v, call in enumerate(program.calls)
+        for leaf in call.leaves()
+        if isinstance(leaf, Tensor) and id(leaf) in own and not any(leaf is table for table in tables_of(program, v))
     }
     read_inputs = {leaf.index for call in program.calls for leaf in call.leaves() if isinstance(leaf, Input)}
     outputs = {id(t): t for t in map(program.value, program.outputs) if isinstance(t, Tensor)}
