@@ -19,7 +19,7 @@ class Limits:
         reason: why there are none.
         sm_area_ms: of a GPU, the sum over kernels of the share of SMs held, times the time.
         traffic_ms: of a GPU, weights, inputs and outputs at the bandwidth of a copy, without what the L2 cache may hold.
-        launch_ms: of a GPU, a graph of as many kernels that do nothing, on as many streams as the operators are wide.
+        launch_ms: of a GPU, a graph of as many kernels that do nothing, on the number of streams that takes the least.
         rewritten: the limits of the operators that rewriting passes made of the model's.
         when: the time of measuring.
     """

@@ -82,6 +82,12 @@ def empty_graph_ms(device: torch.device, num_kernels: int, num_streams: int) -> 
     return _replayed_us(device, [[level] * length for length in lengths]) / 1e3
 
 
+def least_empty_graph_ms(device: torch.device, num_kernels: int, width: int) -> float:
+    """As `empty_graph_ms`, the least of 1, 2, 4 and so on chains up to `width`: wide graphs may launch more slowly."""
+    numbers = {*(1 << i for i in range(width.bit_length())), width}
+    return min(empty_graph_ms(device, num_kernels, number) for number in sorted(numbers))
+
+
 def _graphs(device: torch.device) -> Iterator[_Graph]:
     from systems.kernels import probes  # Triton, which is absent where there is no GPU
 

@@ -15,7 +15,7 @@ from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.program import Input, Program
 
-from .calibration import empty_graph_ms
+from .calibration import least_empty_graph_ms
 from .intensity import bandwidth, num_bytes, tables_of
 from .profile import Capacity, Kernel
 from .profiler import capacity_of, host_times, kernel_of_event, launched
@@ -38,8 +38,8 @@ class Limits:
             faster, as far as waves take equally long and a full SM takes no further block. None on a CPU, as the two that
             follow.
         traffic_ms: What a call has to read from memory and write to it (`traffic`), at the bandwidth that a copy reaches.
-        launch_ms: A CUDA Graph of as many kernels that do nothing, on as many streams as the operators are wide. None where
-            there is no Triton.
+        launch_ms: A CUDA Graph of as many kernels that do nothing, on the number of streams, 1 to `width`, on which it takes
+            the least. None where there is no Triton.
         source: "kernels", where an operator's time is that of its kernels and copies (on a GPU); "host", where it is that of
             its call (on a CPU).
     """
@@ -85,7 +85,7 @@ def measure(module: nn.Module, inputs: tuple[Tensor, ...], program: Program | No
         source="kernels",
         sm_area_ms=median(sm_area(_kernels(operators), capacity_of(device)) for operators in passes),
         traffic_ms=num_bytes_moved / bandwidth(device) * 1e3,
-        launch_ms=empty_graph_ms(device, num_kernels, graph.width) if find_spec("triton") else None,
+        launch_ms=least_empty_graph_ms(device, num_kernels, max(1, graph.width)) if find_spec("triton") else None,
     )
 
 
