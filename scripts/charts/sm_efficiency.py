@@ -1,6 +1,7 @@
 """SM efficiency by model and system, from counters or estimated: never both in one chart."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from results.cell import Choice
 from results.occupation import SmEfficiency
@@ -16,16 +17,19 @@ SOURCES = {
     "counters": "hardware counters, through Nsight Compute",
     "estimated": "estimated from the timeline of kernels, an upper bound while one runs",
 }
+NONE: Mapping[tuple[Row, Choice], Sequence[Value]] = MappingProxyType({})
 WORDS = {"counters": "counted", "estimated": "estimated"}
 
 
-def draw(measured: Selection, source: str, published: Sequence[Value] = (), remark: str = "") -> Chart:
+def draw(
+    measured: Selection, source: str, published: Mapping[tuple[Row, Choice], Sequence[Value]] = NONE, remark: str = ""
+) -> Chart:
     """Bars by model and system.
 
     Args:
         measured: the records.
         source: "counters" or "estimated".
-        published: shares in %, marked where they are of a cell that is shown.
+        published: shares in % by row and system, marked where the cell is shown.
         remark: a note under the bars.
 
     Raises:
@@ -47,11 +51,10 @@ def draw(measured: Selection, source: str, published: Sequence[Value] = (), rema
     if not rows:
         raise NoResults(f"no record holds an SM efficiency that was {WORDS[source]}")
     rows.sort(key=lambda row: (row[1], -max(share.value for s in systems if (share := bar(row, s)) is not None), row[0]))
-    marks: dict[tuple[Row, Choice], list[Mark]] = {}
-    for value in published:
-        if value.metric == "sm_efficiency" and value.zoo_model and value.batch.isdigit() and value.our_system:
-            cell = (value.zoo_model, int(value.batch)), value.our_system
-            marks.setdefault(cell, []).append(Mark(value.value, value.paper, f"{value.paper} paper, {value.device}"))
+    marks = {
+        cell: [Mark(value.value, value.paper, f"{value.paper} paper, {value.device}") for value in values]
+        for cell, values in published.items()
+    }
     with house():
         figure = draw_bars(
             *(measured, rows, systems, bar, why, marks),

@@ -1,7 +1,7 @@
 """The charts of an exhibit, each as wide as a column of a paper."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -113,11 +113,11 @@ def _of_plot(name: str, preset: Preset, measured: Selection) -> tuple[dict[str, 
 
         return draw_all(measured, [name], preset.baseline, published, {name: speedups})
     if name == "sm_efficiency":
-        values = [value for value, _ in preset.figures]
-        words = _without_mark(values, measured)
+        shares = _shares(preset)
+        words = _without_bar(shares, measured)
 
         def efficiencies(part: Selection, *_: object) -> list[Drawing]:
-            return [partial(sm_efficiency.draw, part, source, values, words) for source in sm_efficiency.SOURCES]
+            return [partial(sm_efficiency.draw, part, source, shares, words) for source in sm_efficiency.SOURCES]
 
         return draw_all(measured, [name], preset.baseline, published, {name: efficiencies})
     if name == "serving" and (real := _real(measured)):
@@ -137,11 +137,20 @@ def _real(measured: Selection) -> dict[Place, list[serving.Point]]:
     return of_place
 
 
-def _without_mark(values: Sequence[Value], measured: Selection) -> str:
-    """Which shares of SM efficiency the paper prints and the chart has no bar of."""
-    rows = {(v.zoo_model, v.batch) for v in values if v.metric == "sm_efficiency" and v.zoo_model}
-    lacking = sorted(f"{model}, batch {batch}" for model, batch in rows if (model, int(batch)) not in measured.rows)
-    return f"In the paper and not measured here: {'; '.join(map(style.written, lacking))}." if lacking else ""
+def _shares(preset: Preset) -> dict[tuple[Row, Choice], list[Value]]:
+    """The paper's shares of SM efficiency, each of one network at one batch under one system."""
+    shares: dict[tuple[Row, Choice], list[Value]] = {}
+    for value, _ in preset.figures:
+        model, system = preset.model_of(value), preset.system_of(value)
+        if value.metric == "sm_efficiency" and model is not None and system is not None and value.batch.isdigit():
+            shares.setdefault(((model, int(value.batch)), system), []).append(value)
+    return shares
+
+
+def _without_bar(shares: Iterable[tuple[Row, Choice]], measured: Selection) -> str:
+    """Which of the paper's shares the chart has no bar of."""
+    rows = {f"{row[0]}, batch {row[1]}" for row, _ in shares if row not in measured.rows}
+    return f"In the paper and not measured here: {'; '.join(map(style.written, sorted(rows)))}." if rows else ""
 
 
 def _block_words(preset: Preset) -> str:
