@@ -32,7 +32,7 @@ from scripts.exhibits.gallery import gallery
 from scripts.precision_table import half_precision
 from scripts.standing import by_precision, sections, standings
 from scripts.tables import CUDA_GRAPH, EAGER, GRAPHS, SIDE_BY_SIDE, SYSTEMS, TORCH_COMPILE
-from scripts.weave_tables import networks_of_today, searched
+from scripts.weave_tables import beside_all, searched
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "reference" / "h200"  # a pack of records for each sweep
@@ -65,6 +65,7 @@ PARTED = RESULTS / "serving-two-gpus.jsonl.gz"  # models in parts on two GPUs, a
 QUARTERED = RESULTS / "serving-four-gpus.jsonl.gz"  # larger models in parts on four GPUs
 ON_H100 = RESULTS.with_name("h100") / "serving.jsonl.gz"  # static and iteration-level batches on another GPU
 TODAY = RESULTS / "today.jsonl.gz"  # networks of today in half precision
+LEVEL = RESULTS / "level.jsonl.gz"  # weave in turn with others at further batches and precisions
 SEARCHED = RESULTS / "weave.jsonl.gz"  # weave in turn with what it begins with
 STAGES = RESULTS / "ios.jsonl.gz"
 UNHINDERED = RESULTS / "ios-barriers.jsonl.gz"  # IOS's stages with and without their barriers
@@ -169,7 +170,8 @@ def parts() -> dict[str, str]:
         "predictions": pipeline_tables.predictions(everything(SPEED)),
         "schedulers": tables.side_by_side(schedulers),
         "weave": searched(read(SEARCHED)),
-        "today": networks_of_today(read(TODAY)),
+        "level": beside_all(read(LEVEL)),
+        "today": beside_all(read(TODAY)),
         "stages": tables.stages(read(STAGES), read(UNHINDERED)),
         "iterations": serving_tables.iterations(served),
         "requests at once": serving_tables.at_once(served),

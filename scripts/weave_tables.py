@@ -1,4 +1,4 @@
-"""The tables of weave: beside what its search begins with, and beside all others on networks of today."""
+"""The tables of weave: beside what its search begins with, and beside all others."""
 
 from collections.abc import Iterable
 
@@ -11,10 +11,10 @@ from results.siblings import Siblings
 from .charts.style import short
 from .standing import STREAMS
 from .table import DASH, Made, Table, made, table
-from .tables import BATCH, CUDA_GRAPH, MARGIN, MODEL, NAME, WEAVE, in_rounds, milliseconds, needed, times
+from .tables import BATCH, CUDA_GRAPH, FUSED, MARGIN, MODEL, NAME, WEAVE, in_rounds, milliseconds, needed, times
 
 # Choices of systems. The first is nimble_fused of commit 5a62506, by system=checkout.
-BEFORE, FUSED = "nimble_fused_before", "nimble_fused"
+BEFORE, START = "nimble_fused_before", "nimble_fused"
 
 
 def _limit(name: str) -> Made[Siblings]:
@@ -53,11 +53,11 @@ def searched(groups: Iterable[Siblings]) -> Table:
 
         return made(f"weave over {worse}", entry)
 
-    columns = [MODEL, *map(milliseconds, (BEFORE, FUSED, WEAVE.choice)), *map(over, (BEFORE, FUSED)), *LAST]
+    columns = [MODEL, *map(milliseconds, (BEFORE, START, WEAVE.choice)), *map(over, (BEFORE, START)), *LAST]
     return table(columns, groups)
 
 
-def networks_of_today(groups: Iterable[Siblings]) -> Table:
+def beside_all(groups: Iterable[Siblings]) -> Table:
     """A row a model, batch and precision: milliseconds in turn, and ratios over the fastest of all and from outside."""
     columns = [
         NAME,
@@ -66,7 +66,7 @@ def networks_of_today(groups: Iterable[Siblings]) -> Table:
         milliseconds(CUDA_GRAPH),
         milliseconds(WEAVE),
         _over_fastest("weave over the fastest other", (WEAVE,)),
-        _over_fastest("weave over the fastest from outside", (WEAVE, *STREAMS)),
+        _over_fastest("weave over the fastest from outside", (WEAVE, *STREAMS, *FUSED)),
         *LAST,
     ]
     return table(columns, groups)

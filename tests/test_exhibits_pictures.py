@@ -262,3 +262,19 @@ def test_a_narrow_chart_says_once_that_some_were_not_measured() -> None:
         figure = pictures(Preset.read(name), best.run.evidence(some), best.findings)[0][chart].figure
         assert figure.get_supxlabel() == ABSENT.format(mark)
         assert not any("not measured" in text.get_text() for axes in figure.axes for text in axes.texts)
+
+
+def test_the_papers_shares_stand_at_the_presets_models() -> None:
+    """BERT is of another length there than the zoo's, and no bar of it is missing where that one was measured."""
+    preset = Preset.read("opara/figure1")
+    best = recorded.recorded(preset)[0]
+    records = Store(recorded.SWEEPS / "figure1.jsonl.gz").read().all
+    drawn = pictures(preset, best.run.evidence(records), best.findings)[0]
+    for batch, values in ((1, [2.53, 12.04, 18.5]), (16, [9.12, 21.48, 54.8])):
+        (axes,) = drawn[f"sm_efficiency-counters-b{batch}"].figure.axes
+        marks = [line for line in axes.lines if line.get_marker() == PAPERS["opara"]]
+        assert sorted(float(y) for mark in marks for y in mark.get_ydata()) == values
+    assert not any(chart.figure.get_supxlabel() for chart in drawn.values())
+    few = [record for record in records if record.cell.model.choice != "bert"]
+    lacking = pictures(preset, best.run.evidence(few), best.findings)[0]["sm_efficiency-counters-b1"].figure
+    assert "not measured here: BERT (sequence=32), batch 1" in lacking.get_supxlabel().replace("\n", " ")

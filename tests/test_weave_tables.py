@@ -1,6 +1,7 @@
-"""The tables of weave: of its own records, and of networks of today."""
+"""The tables of weave: of its own records, of networks of today, and of further batches and precisions."""
 
 from operator import truediv
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -10,9 +11,9 @@ from results.selection import by_setting
 from results.selection import read as records_of
 from scripts.charts.style import order
 from scripts.page import content
-from scripts.readme import SEARCHED, TODAY, read
+from scripts.readme import LEVEL, SEARCHED, TODAY, read
 from scripts.tables import needed
-from scripts.weave_tables import networks_of_today, searched
+from scripts.weave_tables import beside_all, searched
 
 
 def test_a_ratio_is_that_of_the_milliseconds_beside_it() -> None:
@@ -48,12 +49,15 @@ def test_a_limit_is_the_least_of_a_models_systems() -> None:
     assert differs  # on some models another system's kernels have the shorter path
 
 
-def test_the_fastest_others_are_those_of_the_rounds() -> None:
+@pytest.mark.parametrize(
+    ("pack", "schedulers"), [(TODAY, ("nimble", "opara", "ios")), (LEVEL, ("nimble_fused", "opara_fused", "ios_fused"))]
+)
+def test_the_fastest_others_are_those_of_the_rounds(pack: Path, schedulers: tuple[str, ...]) -> None:
     """Worked out from every round's median here; from outside is none of this project's schedulers."""
-    groups = read(TODAY)
-    _, _, *lines = networks_of_today(groups).markdown().splitlines()
+    groups = read(pack)
+    _, _, *lines = beside_all(groups).markdown().splitlines()
     rows = [[entry.strip() for entry in line.strip("|").split("|")] for line in lines]
-    assert len(rows) == len(groups) >= 4
+    assert len(rows) == len(groups) >= 1
     for group, row in zip(groups, rows, strict=True):
         medians = {
             record.cell.system.choice: [median(one) for one in record.comparison.rounds]
@@ -62,8 +66,8 @@ def test_the_fastest_others_are_those_of_the_rounds() -> None:
         }
         weave = medians.pop("weave")
         over = {name: median(map(truediv, times, weave)) for name, times in medians.items()}
-        outside = {name: ratio for name, ratio in over.items() if name not in ("nimble", "opara", "ios")}
-        assert row[0] == group.group.model.name and len(outside) >= 3
+        outside = {name: ratio for name, ratio in over.items() if name not in schedulers}
+        assert row[0] == group.group.model.name and len(outside) >= 2 and len(over) == len(outside) + 3
         for entry, ratios in ((row[5], over), (row[6], outside)):
             name = min(ratios, key=lambda name: ratios[name])
             assert entry.startswith(f"{ratios[name]:.2f}x [") and entry.endswith(f"] {name}")

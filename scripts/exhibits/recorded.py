@@ -31,7 +31,7 @@ ELSEWHERE = {
     "nimble/figure8_imagenet": ("imagenet-training",),
     "nimble/supplement_figure1": ("nimble-paper", "turns"),
     "nimble/supplement_figure2": ("turns",),
-    "opara/figure1": ("figure5",),
+    "opara/figure1": ("figure1", "figure5"),
     "opara/figure2": ("orders-paper", "orders", "opara"),
     "opara/figure5": ("opara-paper", "figure5", "zoo", "schedulers", "turns"),
     "opara/figure8": ("opara-paper", "opara", "zoo"),
