@@ -1,23 +1,17 @@
 """Weave's search: against every single change, what it keeps, and what it does not measure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 import torch
-from simulated import GPU, kernel, operator, profile_of
 from weave_space import PLACES, Branches, Prepared, Space, scaled
 
-import systems
-from systems.base import Unsupported
-from systems.profiling.profile import Profile
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
 from systems.scheduling.plans.priorities import PRIORITIES
-from systems.scheduling.plans.schedule import Schedule
-from systems.scheduling.plans.verify import verify
-from systems.weave import candidate, changes, forecast, search, stream_plans, trials
+from systems.weave import candidate, changes, search, stream_plans, trials
 from systems.weave.candidate import Candidate
 from systems.weave.search import MARGIN, Search
 from systems.weave.state import State
@@ -25,80 +19,6 @@ from systems.weave.stream_plans import SEARCHED, STREAM_PLANS
 from systems.weave.trials import ROUNDS
 
 ALTERNATIVES = ("own", "other", "third")
-
-
-def test_what_is_forecast_as_slow_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The forecast has the stream plans apart, of which some are SLOW; all others are measured as ever."""
-    space = Space(0)
-    searching, states = space.searching(monkeypatch)
-    slow = {name for i, name in enumerate(STREAM_PLANS) if i % 2}
-    plans = {name: replace(STREAM_PLANS["nimble"](space.program), system=name) for name in STREAM_PLANS}
-    monkeypatch.setattr(candidate, "STREAM_PLANS", {name: lambda program, name=name: plans[name] for name in STREAM_PLANS})
-    searching.forecast = lambda program, schedule: 2.0 if schedule.system in slow else 1.0
-    state = searching.run()
-    tried = {p.candidate.stream_plan for p in space.prepared}
-    assert tried == set(STREAM_PLANS) - slow and state.is_complete
-    assert len(state.simulated) >= len(slow) and set(state.simulated.values()) == {2.0}
-    assert State.from_json(states[-1]) == state and not state.simulated.keys() & state.ratios.keys()
-
-
-def test_by_simulated_costs_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fastest by the forecast is taken, of those that launch nothing early, and the cost of the space plays no part."""
-    space = Space(4)
-    searching, states = space.searching(monkeypatch)
-    places = {name: i for i, name in enumerate(STREAM_PLANS)}
-    plans = {name: replace(STREAM_PLANS["nimble"](space.program), system=name) for name in STREAM_PLANS}
-    monkeypatch.setattr(candidate, "STREAM_PLANS", {name: lambda program, name=name: plans[name] for name in STREAM_PLANS})
-    monkeypatch.setattr(search, "in_turn", None)  # a call would fail
-    searching.is_measuring = False
-    searching.forecast = lambda program, schedule: 1.0 / (1 + places[schedule.system])
-    simulated: list[str] = []
-    of_both = searching._forecasts
-    monkeypatch.setattr(searching, "_forecasts", lambda c: simulated.append(c.key) or of_both(c))
-    state = searching.run()
-    assert len(simulated) == len(set(simulated))
-    assert state.chosen == Candidate(list(STREAM_PLANS)[-1]) and state.is_complete and searching.num_tried == 0
-    assert not state.ratios and len(state.simulated) >= len(STREAM_PLANS) - 1
-    early = replace(state.best, is_early=True)
-    assert searching._forecasts(early) is None and searching._is_spared("early launches", early, None)
-    assert State.from_json(states[-1]) == state and all(p.is_closed for p in space.prepared)
-
-
-def test_a_forecast_for_an_unknown_device_is_refused() -> None:
-    with pytest.raises(Unsupported, match="conf/gpu has no cpu"):
-        systems.load("weave", costs="both").prepare(Branches().eval(), (torch.randn(1, 4, 6, 6),))
-
-
-def test_a_forecast_is_a_simulation_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two calls beside each other take as long as the longer one, and longer in one stream."""
-    program = capture(Branches().eval(), (torch.randn(1, 4, 6, 6),))
-    profile = profile_of([operator(kernel(10, 8, 128, 32, 0))] * len(program.graph))
-    monkeypatch.setattr(forecast, "profile", lambda program: profile)
-    beside, alone = (forecast.milliseconds(program, STREAM_PLANS[name](program), GPU) for name in ("nimble", "sequential"))
-    assert beside < 0.9 * alone
-
-
-@pytest.mark.usefixtures("cache_folder")
-@pytest.mark.parametrize("name", ["IOS", "IOS, barriers"])
-def test_ios_is_searched_by_simulation_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Two equal convolutions of one input, alone in a stage; the profile says that they are cheaper beside each other."""
-    program = capture(Branches().eval(), (torch.randn(1, 4, 6, 6),))
-    monkeypatch.setattr(stream_plans, "profile", lambda program: signed_profile(program))
-    with pytest.raises(Unsupported, match="simulated for a GPU: skipped on a CPU"):
-        STREAM_PLANS[name](program)
-    monkeypatch.setattr(stream_plans, "find", lambda device: GPU)
-    schedule = STREAM_PLANS[name](program)
-    verify(program.graph, schedule)
-    assert any(len(groups) > 1 for groups in schedule.stages or ())
-    assert bool(schedule.waits) and schedule.stream_count == 2
-    monkeypatch.setattr(stream_plans, "load", lambda *_, **__: pytest.fail("it was searched before"))
-    assert STREAM_PLANS[name](program) == schedule
-
-
-def signed_profile(program: Program) -> Profile:
-    """Each operator takes 10 us on a few multiprocessors."""
-    made = profile_of([operator(kernel(10, 8, 128, 32, 0))] * len(program.graph))
-    return replace(made, signatures=tuple(program.signature(v) for v in range(len(program.graph))))
 
 
 def test_changes_that_gain_beside_each_other_alone_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,128 +210,6 @@ def test_no_single_change_of_what_it_found_is_faster(monkeypatch: pytest.MonkeyP
     assert State.from_json(saved_states[-1]) == state
 
 
-@pytest.mark.parametrize("most", [3, 5, 9, 14])
-def test_a_killed_search_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    space = Space(2)
-    whole = space.searching(monkeypatch)[0].run()
-    assert whole.best != whole.first
-    space.prepared.clear()
-    killed, saved_states = space.searching(monkeypatch, most=most)
-    with pytest.raises(KeyboardInterrupt):
-        killed.run()
-    tried = [p.candidate.key for p in space.prepared[1:]]
-    space.prepared.clear()
-    rest, _ = space.searching(monkeypatch, State.from_json(saved_states[-1]))
-    assert rest.run().chosen == whole.chosen
-    *later, _, _ = space.prepared[1:]  # the first and the best are captured anew in the end
-    assert set(tried).isdisjoint(p.candidate.key for p in later) and len(tried) == most - 1
-
-
-def test_a_search_that_goes_on_begins_with_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left to try, whatever is kept is what it found, and nothing is looked at for its precision again."""
-    space = Space(2)
-    searching, saved_states = space.searching(monkeypatch)
-    whole = searching.run()
-    assert whole.best != whole.first
-    for is_complete in (True, False):
-        again, _ = space.searching(monkeypatch, replace(State.from_json(saved_states[-1]), is_complete=is_complete))
-        monkeypatch.setattr(again.precision, "dropped", None)  # a call would fail
-        assert again.run().best == whole.best and again.state.first == whole.first
-    begun = State(first=Candidate(), ratios={"another": 2.0}, weights=whole.weights)
-    again, _ = space.searching(monkeypatch, replace(begun, best=begun.first or Candidate()))
-    monkeypatch.setattr(again.precision, "dropped", None)
-    assert again.run().first == Candidate()
-
-
-def test_gains_that_a_new_capture_does_not_show_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here each that is prepared later is faster; captured anew, all are equally fast."""
-    space = Space(0)
-    space.cost = lambda c: 1 / (1 + len(space.prepared))  # type: ignore[method-assign]
-    searching, saved_states = space.searching(monkeypatch)
-    confirm = searching._confirm
-
-    def captured_anew() -> bool:
-        assert searching.state.gains
-        space.cost = lambda c: 1.0  # type: ignore[method-assign]
-        return confirm()
-
-    monkeypatch.setattr(searching, "_confirm", captured_anew)
-    state = searching.run()
-    assert state.best == state.first == Candidate() and state.gains == [] and state.total is None
-    assert State.from_json(saved_states[-1]) == state and state.is_complete
-
-
-@pytest.mark.parametrize("is_over", [False, True])
-def test_gains_that_are_given_up_leave_each_change_to_a_trial_alone(monkeypatch: pytest.MonkeyPatch, is_over: bool) -> None:
-    """Two changes look faster beside each other, and captured anew only the first is: within one budget, or a longer one."""
-    space = Space(0)
-    single = Candidate().choose("p", "other")
-    both = single.choose("q", "other")
-    space.cost = lambda c: {single: 0.8, both: 0.7}.get(c, 1.0)  # type: ignore[method-assign]
-    searching, saved_states = space.searching(monkeypatch)
-    confirm = searching._confirm
-
-    def captured_anew() -> bool:
-        if searching.state.best == both:
-            space.cost = lambda c: {single: 0.8}.get(c, 1.0)  # type: ignore[method-assign]
-            searching.budget_s = 0.0 if is_over else searching.budget_s
-        return confirm()
-
-    monkeypatch.setattr(searching, "_confirm", captured_anew)
-    state = searching.run()
-    if is_over:
-        assert state.best == state.first and not state.is_complete and state.ratios[both.key] == 1.0
-        state = space.searching(monkeypatch, State.from_json(saved_states[-1]))[0].run()
-    assert state.best == single and state.total is not None and state.is_complete
-    assert state.ratios[both.key] == 1.0 and all(p.is_closed for p in space.prepared)
-
-
-@pytest.mark.parametrize("is_over", [False, True])
-@pytest.mark.parametrize("is_slower_anew", [False, True])
-def test_a_best_that_was_not_confirmed_is_by_the_next_search(
-    monkeypatch: pytest.MonkeyPatch, is_over: bool, is_slower_anew: bool
-) -> None:
-    """The search before was killed as it captured anew; the next one's budget may be over."""
-    space = Space(2)
-    killed, saved_states = space.searching(monkeypatch)
-
-    def interrupted() -> bool:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(killed, "_confirm", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        killed.run()
-    state = State.from_json(saved_states[-1])
-    assert not state.is_complete and state.best != state.first and state.total is None
-    if is_slower_anew:
-        space.cost = lambda c: 1.0 if c == Candidate() else 2.0  # type: ignore[method-assign]
-    again, saved_states = space.searching(monkeypatch, state)
-    again.budget_s = 0.0 if is_over else again.budget_s
-    before = state.best
-    resumed = again.run()
-    assert resumed.best == (Candidate() if is_slower_anew else before) and (resumed.total is None) is is_slower_anew
-    assert resumed.is_complete is not is_over and State.from_json(saved_states[-1]) == resumed
-    space.prepared.clear()
-    last, _ = space.searching(monkeypatch, State.from_json(saved_states[-1]))
-    last.budget_s = again.budget_s
-    assert last.run().best == resumed.best and space.prepared == []
-
-
-def test_a_later_gain_is_held_against_the_first_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A total is of the best: one that was measured of an earlier best counts no more."""
-    space = Space(0)
-    single = Candidate().choose("p", "other")
-    better = single.choose("q", "other")
-    space.cost = lambda c: {single: 0.8, better: 0.6}.get(c, 1.0)  # type: ignore[method-assign]
-    total = search.Gain("all", 1.0, 0.8)
-    searching, saved_states = space.searching(monkeypatch, State(best=single, first=Candidate(), total=total))
-    state = searching.run()
-    assert state.best == better and state.total is not None and state.total.after_ms == 0.6
-    states = [State.from_json(document) for document in saved_states]
-    assert {each.total for each in states if each.best == single} == {total}
-    assert None in {each.total for each in states if each.best == better}
-
-
 @pytest.mark.parametrize("kind", ["merge_convolutions", "fuse_sums"])
 @pytest.mark.parametrize("budget_s", [0.0, 1e6])
 def test_it_begins_with_what_other_schedulers_take(monkeypatch: pytest.MonkeyPatch, budget_s: float, kind: str) -> None:
@@ -507,93 +305,3 @@ def test_where_the_best_runs_no_more_nobody_else_is_at_fault(monkeypatch: pytest
     state = State.from_json(saved_states[-1])
     assert [key for key, ratio in state.ratios.items() if ratio is None] == [lost[0].key] and not state.is_complete
     assert space.searching(monkeypatch, state)[0].run().is_complete
-
-
-class Clock:
-    """Stands in for the clock: each candidate that is prepared takes a second."""
-
-    def __init__(self, searching: Search, monkeypatch: pytest.MonkeyPatch):
-        self.now = searching.begin = 1000.0
-        prepare = searching._prepare
-
-        def taking_a_second(candidate: Candidate) -> Prepared:
-            self.now += 1
-            return prepare(candidate)  # type: ignore[return-value]
-
-        monkeypatch.setattr(searching, "_prepare", taking_a_second)
-        searching.clock = lambda: self.now
-
-
-def test_a_share_of_the_budget_is_kept_for_plans_that_are_tried_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A longer search goes on from the best before them, and tries them again on what it finds."""
-    space = Space(4)
-    searching, saved_states = space.searching(monkeypatch)
-    searching.budget_s, searching.kept_s = 20.0, 10.0
-    clock = Clock(searching, monkeypatch)
-    state = searching.run()
-    tried = [each.candidate for each in space.prepared]
-    last = [candidate for candidate in tried if candidate.stream_plan in SEARCHED]
-    assert len({candidate.stream_plan for candidate in last}) == len(SEARCHED) and not state.is_complete
-    assert all(candidate.stream_plan not in SEARCHED for candidate in tried[: tried.index(last[0])])
-    assert tried.index(last[0]) <= 11 and 1020.0 <= clock.now < 1025.0 and state.seconds >= 20.0  # and what is left is used
-    again = space.searching(monkeypatch, State.from_json(saved_states[-1]))[0]
-    again.budget_s, again.kept_s, again.last_plans = 20.0, 0.0, {}  # as in the process that is measured
-    again.clock, again.begin = searching.clock, searching.begin
-    space.prepared.clear()
-    assert again.run() == state and space.prepared == []  # the budget is spent
-    longer = space.searching(monkeypatch, State.from_json(saved_states[-1]))[0].run()
-    assert longer.is_complete and space.cost(longer.chosen) <= space.cost(state.chosen) + 1e-9
-    new = [each.candidate for each in space.prepared]
-    assert any(candidate.stream_plan not in SEARCHED and candidate not in tried for candidate in new)
-
-
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
-def test_no_plan_that_was_found_is_lost(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Wherever a search is killed, and whoever goes on, with the plans that are tried last or without: what is chosen gets
-    no slower, and he who may try all finds as much as one that nobody killed."""
-    space = Space(seed)
-    whole = space.searching(monkeypatch)[0].run()
-    num_prepared = len(space.prepared)
-    for most in range(2, num_prepared, 3):
-        space.prepared.clear()
-        killed, saved_states = space.searching(monkeypatch, most=most)
-        with pytest.raises(KeyboardInterrupt):
-            killed.run()
-        state = State.from_json(saved_states[-1])
-        costs = [space.cost(state.chosen)]
-        for last_plans in ({}, SEARCHED, {}):
-            going_on, _ = space.searching(monkeypatch, State.from_json(state.to_json()))
-            going_on.last_plans = last_plans
-            state = going_on.run()
-            costs.append(space.cost(state.chosen))
-        assert costs == sorted(costs, reverse=True) and state.is_complete
-        assert costs[-1] == pytest.approx(space.cost(whole.chosen))
-
-
-@pytest.mark.usefixtures("cache_folder")
-def test_local_search_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = capture(Branches().eval(), (torch.randn(1, 4, 6, 6),))
-    graph = program.graph
-
-    def profile(program: Program) -> Profile:
-        return profile_of([operator(kernel(5 + v, 200, 128, 32, 0)) for v in range(len(graph))])
-
-    monkeypatch.setattr(stream_plans, "profile", profile)
-    monkeypatch.setattr(stream_plans, "find", lambda device: GPU)
-    monkeypatch.setattr(stream_plans, "operator_ms", lambda program: [0.005] * len(graph))
-    trials: list[int] = []
-
-    def on_one_stream(schedule: Schedule, cost: Callable[[Schedule], float], count: int) -> Schedule:
-        """In the place of local search, which has tests of its own."""
-        assert cost(schedule) == forecast.milliseconds(program, schedule, GPU) * 1e3
-        assert all(cost(schedule) <= cost(STREAM_PLANS[name](program)) for name in ("nimble", "list, 4 streams"))
-        trials.append(count)
-        return replace(schedule, streams=(0,) * len(graph), waits=())
-
-    monkeypatch.setattr(forecast, "profile", profile)
-    monkeypatch.setattr(stream_plans.local_search, "improved", on_one_stream)
-    first, second = (STREAM_PLANS["local search"](program) for _ in range(2))
-    assert first == second and first.stream_count == 1 and trials == [stream_plans.MOST_TRIALS]
-    verify(graph, first)
-    for wrong in (None, [[1]], [[1], ["a"]], [[0], [0, 1]]):
-        assert stream_plans._order_and_streams(wrong) is None
