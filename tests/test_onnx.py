@@ -14,6 +14,7 @@ import torch
 from modules import Lambda
 from test_exported import image, small
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves, tree_structure
 
 import models
@@ -88,6 +89,30 @@ class TestExport:
         with onnx_file(Exported(linear, x), linear, cache) as artefact:
             error = OnnxNotes.of(artefact).error
             assert are_ordered and all(are_ordered) and error is not None and error < 1e-3
+
+    @pytest.mark.parametrize(("hot", "mode"), [(1, "sum"), (3, "sum"), (3, "mean"), (3, "max")])
+    def test_bags_of_equally_many_rows_are_no_loop(self, cache: Cache, hot: int, mode: str) -> None:
+        bag, ids = nn.EmbeddingBag(50, 8, mode=mode).eval(), torch.randint(50, (4, hot))
+        assert not {"Loop", "If"} & self.kinds_of(cache, bag, (ids,))
+
+    @pytest.mark.parametrize(
+        "module",
+        [
+            Lambda(lambda table, ids: F.embedding_bag(ids, table, torch.tensor([0, 1, 5]))),  # of 1, 4 and 7 rows
+            Lambda(lambda table, ids: F.embedding_bag(ids.view(4, 3), table, padding_idx=1)),
+            Lambda(lambda table, ids: F.embedding_bag(ids.view(4, 3), table, per_sample_weights=table[:4, :3], mode="sum")),
+        ],
+    )
+    def test_all_other_bags_are_what_the_exporter_makes_of_them(self, cache: Cache, module: nn.Module) -> None:
+        assert "Loop" in self.kinds_of(cache, module.eval(), (torch.randn(50, 8), torch.randint(50, (12,))))
+
+    @staticmethod
+    def kinds_of(cache: Cache, module: nn.Module, inputs: tuple[Tensor, ...]) -> set[str]:
+        """The operators of its file, which agrees with eager."""
+        with onnx_file(Exported(module, inputs), module, cache) as artefact:
+            error = OnnxNotes.of(artefact).error
+            assert error is not None and error < 1e-6
+            return {node.op_type for node in onnx.load(str(artefact.folder / MODEL)).graph.node}
 
     def test_a_full_disk_says_nothing_of_the_model(self, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
         def save(*_: Any, **__: Any) -> None:

@@ -8,14 +8,14 @@ import logging
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export.graph_signature import ConstantArgument
 from torch.utils._pytree import tree_leaves
 
@@ -27,6 +27,9 @@ from systems.compilers.exported import Exported
 
 from .session import BoundSession
 
+aten = torch.ops.aten
+BAGS = aten.embedding_bag.padding_idx
+BAGS_DEFAULTS = False, 0, False, None, False, None  # the last three: weights, whether the last one's end is told, padding
 MODEL = "model.onnx"  # its weights lie beside it, in as many files as the exporter likes
 BFLOAT16_OPSET = 22  # the first in which convolution and pooling take bfloat16; other models have the exporter's choice
 SCATTERS = ("ScatterElements", "ScatterND")  # they copy their first input, unless the output lies there
@@ -130,7 +133,7 @@ def _export(exported: Exported, file: Path) -> None:
                 dynamo=True,
                 opset_version=BFLOAT16_OPSET if bfloat16 else None,
                 optimize=not bfloat16,  # it leaves weights with a folded batch norm in float32
-                custom_translation_table={torch.ops.aten.index_copy.default: _index_copy},
+                custom_translation_table=_translations(exported.program.graph),
                 verbose=False,
             )
             assert program is not None
@@ -157,6 +160,41 @@ def _lay_out(graph: Any) -> None:
             bits = torch.from_numpy(array.view(f"i{array.itemsize}")).contiguous()  # faster than NumPy's copy
             array = bits.numpy().view(array.dtype)
             value.const_value = onnx_ir.Tensor(array, weight.dtype, shape=weight.shape, name=weight.name)
+
+
+def _translations(graph: fx.Graph) -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Those that take the place of the exporter's own. Its bags of embeddings are loops, which no CUDA Graph holds."""
+    ours: dict[Callable[..., Any], Callable[..., Any]] = {aten.index_copy.default: _index_copy}
+    if all(map(_is_even, graph.find_nodes(op="call_function", target=BAGS))):
+        ours[BAGS] = _even_bags
+    return ours
+
+
+def _is_even(node: fx.Node) -> bool:
+    """Are these bags of equally many rows, unweighted, of which nothing but what they come to is read?"""
+    arguments: tuple[Any, ...] = node.args + BAGS_DEFAULTS[len(node.args) - 3 :]
+    _, rows, beginnings, _, _, _, *others = arguments
+    if getattr(beginnings, "target", None) is not aten.arange.start_step:
+        return False
+    numbers: tuple[Any, ...] = (*beginnings.args, 1)
+    first, end, step = numbers[:3]
+    is_read = {user.args[1] for user in node.users if user.users}
+    are_all = (first, end) == (0, rows.meta["val"].numel()) and end % step == 0
+    return are_all and others == [None, False, None] and is_read <= {0}
+
+
+def _even_bags(
+    table: Any, rows: Any, beginnings: Any, _scale: bool = False, mode: int = 0, *_: Any, **__: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Bags of equally many rows, by their sums, means or maxima. What else the operator returns is not read."""
+    from onnxscript import opset18 as op
+
+    found = op.Gather(table, rows)
+    if rows.shape[0] != beginnings.shape[0]:
+        sizes = [beginnings.shape[0], rows.shape[0] // beginnings.shape[0], table.shape[1]]
+        reduce = (op.ReduceSum, op.ReduceMean, op.ReduceMax)[mode]
+        found = reduce(op.Reshape(found, op.Constant(value_ints=sizes)), op.Constant(value_ints=[1]), keepdims=0)
+    return found, beginnings, beginnings, beginnings
 
 
 def _index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
