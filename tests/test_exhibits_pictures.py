@@ -12,11 +12,9 @@ from results.pack import sweep_of
 from results.schedule import BlockSearch
 from results.selection import NoResults, Selection
 from results.store import Store
-from scripts.charts import serving
 from scripts.charts.names import written
-from scripts.charts.places import ABSENT
 from scripts.charts.speedup import published_marks
-from scripts.charts.style import LINES, PAPERS
+from scripts.charts.style import PAPERS
 from scripts.exhibits import findings, judgement, recorded
 from scripts.exhibits.evidence import Evidence, select
 from scripts.exhibits.pictures import pictures
@@ -117,58 +115,9 @@ def test_what_was_read_off_a_figure_is_marked_wherever_it_is_shown() -> None:
     assert not any("≈" in judgement.published(finding) for finding in printed)
 
 
-def test_what_the_authors_released_is_marked_apart_from_what_the_paper_prints() -> None:
-    """As what was read off a figure is."""
-    best = recorded.recorded(Preset.read("ios/schedules"))[0]
-    numbers = [finding for finding in best.findings if finding.rule == "ratio"]
-    assert numbers and all(finding.is_released for finding in numbers)
-    assert judgement.published(numbers[0]) == f"{6.51 / 4.62:.2f}x (released)"
-    assert "(released)" in best.verdict.published and ", released 0.88x" in best.verdict.reason
-    assert "published" not in best.verdict.reason
-    charts, _ = pictures(Preset.read("ios/schedules"), best.evidence, best.findings)
-    legends = [text.get_text() for legend in charts["speedup"].figure.legends for text in legend.get_texts()]
-    assert "IOS authors' output, V100" in legends and not any("paper" in legend for legend in legends)
-    (labels,) = ([tick.get_text() for tick in axes.get_yticklabels()] for axes in charts["claims"].figure.axes)
-    assert any("released" in label for label in labels) and not any("published" in label for label in labels)
-    # A number of the paper's has no such mark, and neither has a claim in words.
-    others = [f for f in (*judged("nimble/figure7")[2], *best.findings) if f not in numbers]
-    assert others and not any(finding.is_released for finding in others)
-
-
-@pytest.mark.slow
-def test_words_of_the_papers_stand_where_it_prints_no_number() -> None:
-    """In the table, in the verdict and in the picture; judged by the number that stands for them."""
-    best = recorded.recorded(Preset.read("orca/figure4.8c_simulated"))[0]
-    first = best.findings[0]
-    assert judgement.published(first) == "an order of magnitude" and first.published == 10 and first.verdict == HOLDS
-    assert "published an order of magnitude" in best.verdict.reason
-    charts, _ = pictures(Preset.read("orca/figure4.8c_simulated"), best.evidence, best.findings)
-    labels = [tick.get_text() for axes in charts["claims"].figure.axes for tick in axes.get_yticklabels()]
-    assert first.ours is not None
-    assert f"an order of magnitude, {first.ours:.1f} here" in labels[0].replace("\n", " ")
-
-
-def test_both_counts_stand_beside_their_ratio() -> None:
-    best = recorded.recorded(Preset.read("opara/figure7"))[0]
-    reasons = {f.what.partition(":")[0]: f.reason for f in best.findings if f.rule == "count"}
-    assert reasons == {"t5": "50 over 22 here, 6 over 3 in the paper", "bert": "28 over 3 here"}
-    charts, _ = pictures(Preset.read("opara/figure7"), best.evidence, best.findings)
-    under = charts["timeline"].figure.get_supxlabel().replace("\n", " ")
-    assert under == "Opara paper, A100: T5 on 6 streams under Opara, 3 under Nimble."
-
-
 def test_the_least_of_a_range_is_told_from_the_most() -> None:
     named_so = [finding.what for finding in judged("opara/figure1")[2][-2:]]
     assert [what.partition(" over")[0] for what in named_so] == ["the least", "the most"]
-
-
-def test_what_is_published_of_several_batches_stands_under_the_bars() -> None:
-    best = recorded.recorded(Preset.read("opara/figure2"))[0]
-    charts, _ = pictures(Preset.read("opara/figure2"), best.evidence, best.findings)
-    note = charts["speedup"].figure.get_supxlabel().replace("\n", " ")
-    of_none = note.partition("No published value of: ")[2].partition(".")[0]
-    assert of_none == "Opara, Opara (the paper's table, depth first)"
-    assert "largest over batches: 1.41." in note and "largest over batches: 1.11." in note
 
 
 def test_what_was_not_measured_is_not_drawn() -> None:
@@ -190,78 +139,6 @@ def test_blocks_are_drawn_from_the_search_of_a_record() -> None:
     charts, _ = pictures(read, evidence, exhibit_findings)
     assert len(charts["blocks"].figure.axes[0].patches) == 4  # two blocks of several units, two bars each
     assert exhibit_findings[0].ours == pytest.approx(3.0) and exhibit_findings[0].verdict == HOLDS
-
-
-def test_the_matrix_of_batch_sizes_has_the_ratios_of_the_table() -> None:
-    """Of the rounds, also where each schedule's latency alone has another."""
-    for name in ("ios/figure10", "ios/specialization"):
-        best = recorded.recorded(Preset.read(name))[0]
-        charts, _ = pictures(Preset.read(name), best.evidence, best.findings)
-        here, theirs = ([text.get_text() for text in axes.texts] for axes in charts["matrix"].figure.axes)
-        own = [f for f in best.findings if re.search(r"batch (\d+): ios \(schedule=\w+@ios@b\1\) over", f.what)]
-        assert own and all(any(f"{f.ours:.2f}x" in text for text in here) for f in own)
-        assert all(any(f"{f.published:.2f}x" in text for text in theirs) for f in own if f.rule == "ratio")
-
-
-def test_the_tradeoff_of_searches_has_the_ratios_of_the_table() -> None:
-    best = recorded.recorded(Preset.read("ios/pruning"))[0]
-    charts, _ = pictures(Preset.read("ios/pruning"), best.evidence, best.findings)
-    shown = [float(y) for axes in charts["tradeoff"].figure.axes for y in axes.lines[1].get_ydata()]
-    latencies = [f.ours for f in best.findings if "cost" not in f.what and f.ours is not None]
-    # The search without pruning, which all are over, stands in each panel.
-    assert sorted(shown) == pytest.approx(sorted([*(1 / ratio for ratio in latencies), 1.0, 1.0]))
-
-
-def test_lines_of_systems_differ_in_more_than_colour_and_say_once_what_all_share() -> None:
-    """Few systems share a panel, where a dash and a fill tell them apart in print; each of many has a panel of its own."""
-    assert len(set(serving.DASHES)) == len(set(serving.FILLS)) == serving.MOST <= len(LINES)
-    best = recorded.recorded(Preset.read("orca/figure4.8b_simulated"))[0]
-    charts, _ = pictures(Preset.read("orca/figure4.8b_simulated"), best.evidence, best.findings)
-    lines, markers = charts["serving"].figure.legends
-    assert "2 stages" in lines.get_title().get_text() and "costs of NVIDIA H200" in lines.get_title().get_text()
-    names = [text.get_text() for text in lines.get_texts()]
-    assert names == ["request-level", "request-level (padded)", "request-level (ragged)", "Orca"]
-    looks = {(line.get_linestyle(), line.get_fillstyle()) for line in lines.legend_handles}  # type: ignore[union-attr]
-    assert len(looks) == len(names)
-    others = [text.get_text() for text in markers.get_texts()]
-    assert others[0] == "batches up to 1" and others[-2:] == ["falls behind", "SLO 34 ms a token"]
-
-
-def test_each_of_many_systems_has_a_panel_over_the_lines_of_the_others() -> None:
-    best = recorded.recorded(Preset.read("orca/microbatches"))[0]
-    charts, _ = pictures(Preset.read("orca/microbatches"), best.evidence, best.findings)
-    figure = charts["serving"].figure
-    panels = {" ".join(axes.get_title().split()): axes for axes in figure.axes if axes.axison}
-    names = list(panels)
-    assert names[0] == "request-level (ragged)" and names[-1] == "Orca" and len(names) == 7
-    counts = {}
-    for name, axes in panels.items():
-        lines = [line for line in axes.lines if len(line.get_xdata()) > 1 and line.get_marker() != "x"]
-        behind = [line for line in lines if line.get_color() == serving.OTHERS["color"]]
-        counts[name] = len(lines) - len(behind) - 1  # the SLO
-        assert {line.get_marker() for line in behind} == {"None"} and len(behind) > 15
-    assert counts["request-level (microbatches of 16)"] == 1 and counts["Orca"] > 5
-    (legend,) = figure.legends
-    words = [text.get_text() for text in legend.get_texts()]
-    assert words[0] == "batches up to 1" and words[-4:] == [
-        "measured",
-        "falls behind",
-        "SLO 14.3 ms a token",
-        "the other systems",
-    ]
-
-
-def test_a_narrow_chart_says_once_that_some_were_not_measured() -> None:
-    for name, pack, chart, mark in (
-        ("windtunnel/table5.3_nycflights13", "windtunnel", "accuracy", "mark"),
-        ("opara/figure5", "opara-paper", "sm_efficiency-counters", "bar"),
-    ):
-        best = recorded.recorded(Preset.read(name))[0]
-        records = Store(recorded.SWEEPS / f"{pack}.jsonl.gz").read().all
-        some = [r for r in records if (r.cell.model.choice, r.cell.system.choice) != ("googlenet", "nimble_released")]
-        figure = pictures(Preset.read(name), best.run.evidence(some), best.findings)[0][chart].figure
-        assert figure.get_supxlabel() == ABSENT.format(mark)
-        assert not any("not measured" in text.get_text() for axes in figure.axes for text in axes.texts)
 
 
 def test_the_papers_shares_stand_at_the_presets_models() -> None:
