@@ -184,30 +184,35 @@ def test_a_chart_can_be_read(name: str) -> None:
         assert "results/exhibits" not in drawn(figure)  # a schedule's file is told by its name
 
 
-@pytest.mark.parametrize("name", names())
-def test_claims_can_be_read(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        pytest.param(name, part, marks=[pytest.mark.slow] * (part != number % 3))
+        for number, name in enumerate(names())
+        for part in range(3)
+    ],
+)
+def test_claims_can_be_read(name: str, part: int) -> None:
     """Whatever was measured of an exhibit, and however long the reason is where it was not."""
     unknown = findings.findings(Preset.read(name), Evidence())
+    part %= min(3, len(unknown))
     long = "the worker ended with status 1 and said nothing but that its device is none of those that it was made for"
-    for part in range(3):
-        exhibit_findings = [
-            replace(f, ours=1.2 * f.published) if i % 3 == part else replace(f, reason=(f.reason, long)[i % 2])
-            for i, f in enumerate(unknown, start=part)
-        ]
-        with style.house():
-            if all(f.ours is None for f in exhibit_findings):
-                continue
-            figure = claims.draw(exhibit_findings, name.partition("/")[0], "title").figure
-            check_words(figure)
-            for axes in figure.axes:
-                box = axes.get_window_extent()
-                assert box.width >= 0.4 * figure.bbox.width
-                for note in axes.texts:
-                    assert note.get_window_extent().x0 >= box.x0 - 1 and note.get_window_extent().x1 <= figure.bbox.x1
-        shown = "".join(drawn(figure).split())
-        for f in exhibit_findings:
-            assert "".join(written(f.what).split()) in shown
-            assert f.ours is not None or "".join(written(f.reason).split()) in shown
+    exhibit_findings = [
+        replace(f, ours=1.2 * f.published) if i % 3 == part else replace(f, reason=(f.reason, long)[(i + part) % 2])
+        for i, f in enumerate(unknown)
+    ]
+    with style.house():
+        figure = claims.draw(exhibit_findings, name.partition("/")[0], "title").figure
+        check_words(figure)
+        for axes in figure.axes:
+            box = axes.get_window_extent()
+            assert box.width >= 0.4 * figure.bbox.width
+            for note in axes.texts:
+                assert note.get_window_extent().x0 >= box.x0 - 1 and note.get_window_extent().x1 <= figure.bbox.x1
+    shown = "".join(drawn(figure).split())
+    for f in exhibit_findings:
+        assert "".join(written(f.what).split()) in shown
+        assert f.ours is not None or "".join(written(f.reason).split()) in shown
 
 
 def test_a_figure_is_the_same_file_again(tmp_path: Path) -> None:
@@ -301,7 +306,10 @@ def test_dots_are_the_distances_to_the_critical_path(monkeypatch: pytest.MonkeyP
         assert (dot.low, dot.high) == tuple(pytest.approx(end / of_model.critical_path_ms) for end in host.ci95)
 
 
-@pytest.mark.parametrize("status", ["incorrect", "unsupported", "failed", "out_of_memory", "timeout"])
+@pytest.mark.parametrize(
+    "status",
+    ["incorrect", "unsupported", *(pytest.param(s, marks=pytest.mark.slow) for s in ("failed", "out_of_memory", "timeout"))],
+)
 def test_what_is_not_ok_has_no_speed_in_any_chart(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
     """Even where its record holds measurements; and every chart says what it is."""
     wrong = changed("nasnet", "nimble", status=status, reason="because").only(models=["nasnet", "bert"])
