@@ -86,7 +86,8 @@ def every_system() -> list[object]:
         *LEARNERS,
         *SERVERS,
     }
-    return [pytest.param(n, marks=[pytest.mark.slow] if n in ("tvm", "torch_compile") else []) for n in sorted(names)]
+    compiling = {"tvm", "torch_compile", "weave_or_peers"}
+    return [pytest.param(n, marks=[pytest.mark.slow] * (n in compiling)) for n in sorted(names)]
 
 
 def agrees_with_all(module: Owner, prepared: Callable[..., Tensor]) -> None:

@@ -290,7 +290,7 @@ def test_an_interrupted_search_keeps_what_was_measured(tmp_path: Path, monkeypat
         assert systems.load("ios").schedule(module, (x,)).search.measured == whole + 5
 
 
-@pytest.mark.parametrize("model", ["squeezenet", "efficientnet_b0_cifar10"])
+@pytest.mark.parametrize("model", ["squeezenet", pytest.param("efficientnet_b0_cifar10", marks=pytest.mark.slow)])
 def test_real_models(model: str) -> None:
     loaded = models.load(model, 1)
     prepared = systems.load("ios", r=2, s=3).prepare(loaded.module, loaded.inputs)

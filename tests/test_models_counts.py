@@ -216,7 +216,7 @@ MOST_LAYERS = 40  # of a GPT that is no slow test
 
 
 def marks_of(figure: Figure) -> list[pytest.MarkDecorator]:
-    is_large = figure.model in LARGE or int(str(figure.options.get("layers", 0))) > MOST_LAYERS
+    is_large = name_of(figure) in LARGE or int(str(figure.options.get("layers", 0))) > MOST_LAYERS
     return [pytest.mark.slow] * is_large
 
 

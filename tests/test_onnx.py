@@ -184,8 +184,7 @@ class TestOnnxRuntime:
         [
             ("squeezenet", {}, "cpu"),
             ("squeezenet", {"mode": "parallel"}, "cpu"),
-            ("resnet18", {}, "cpu"),
-            pytest.param("nasnet", {}, "cpu", marks=pytest.mark.slow),
+            *(pytest.param(model, {}, "cpu", marks=pytest.mark.slow) for model in ("resnet18", "nasnet")),
             *(
                 pytest.param(model, options, "cuda", marks=GPU)
                 for model in ("squeezenet", "nasnet", "bert")

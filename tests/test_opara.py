@@ -64,7 +64,7 @@ def test_agrees_with_the_module_in_any_order(order: str, device: str) -> None:
     prepared.close()
 
 
-@pytest.mark.parametrize("model", ["squeezenet", "efficientnet_b0_cifar10"])
+@pytest.mark.parametrize("model", ["squeezenet", pytest.param("efficientnet_b0_cifar10", marks=pytest.mark.slow)])
 def test_agrees_with_eager_on_models_of_the_zoo(model: str) -> None:
     loaded = models.load(model, 1)
     prepared = systems.load("opara").prepare(loaded.module, loaded.inputs)

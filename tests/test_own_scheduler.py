@@ -77,9 +77,9 @@ def test_it_runs_in_a_sweep_and_by_itself(own: Path, folder: Path, run: Run) -> 
     assert len(list((folder / "r").glob("*.json"))) == 3  # a changed function is another cell
 
 
-def test_its_schedule_is_written(own: Path, folder: Path, run: Run) -> None:
+def test_its_schedule_is_written(own: Path, folder: Path, run_here: Run) -> None:
     file = ["runner=schedule", "model=custom", "model.factory=tiny:make", "device=cpu", "output=s.json"]
-    assert run(*file, "system=custom", "system.plan=mine.wide:plan").returncode == 0
+    assert run_here(*file, "system=custom", "system.plan=mine.wide:plan").returncode == 0
     assert json.loads((folder / "s.json").read_text())["system"] == "wide"
 
 

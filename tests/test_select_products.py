@@ -178,7 +178,7 @@ def test_it_follows_merging_and_goes_before_fusing() -> None:
     takes_new_weights(program, module, x, "k.weight")
 
 
-@pytest.mark.parametrize("system", ["nimble", "ios", "opara"])
+@pytest.mark.parametrize("system", ["nimble", *(pytest.param(s, marks=pytest.mark.slow) for s in ("ios", "opara"))])
 def test_bert_with_what_was_measured(system: str) -> None:
     """Chosen by real measurements, so that what is chosen differs from run to run; the outputs do not."""
     loaded = models.load("bert", 1, sequence=16, layers=2)

@@ -91,8 +91,14 @@ def tokens_of(server: Server, requests: Sequence[Request]) -> dict[int, list[int
     return tokens
 
 
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("kind", {**KINDS, **DECODER_KINDS})
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, marks=[pytest.mark.slow] * (", " in name and kind not in ("orca", "orca, paged")))
+        for kind in (*KINDS, *DECODER_KINDS)
+        for name in SHAPES
+    ],
+)
 @examples(3)
 @given(SIZES)
 def test_tokens_of_any_mix_are_those_of_each_request_alone(kind: str, name: str, sizes: list[tuple[int, int]]) -> None:

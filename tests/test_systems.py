@@ -19,7 +19,6 @@ FUSED = dict.fromkeys(SWITCHES, True)
 ON_CPU = [
     ("torchscript", {}, "resnet18"),
     ("nimble", {}, "squeezenet"),
-    ("nimble", {}, "googlenet"),
     ("nimble", {"multi_stream": False}, "resnet18"),
     ("ios", FUSED, "squeezenet"),
 ]
@@ -31,7 +30,7 @@ ON_GPU += [(s, FUSED, m) for s in ("ios", "opara") for m in ("squeezenet", "goog
 COMPILED = [("torch_compile", {"mode": "default", "layout": "channels_last"}, "squeezenet")]
 ON_GPU += COMPILED
 LONG = [*COMPILED, ("torch_compile", {}, "mobilenet_v2_cifar10"), ("nimble", {}, "nasnet")]  # C++ is compiled for a minute
-LONG += [("nimble", {}, "efficientnet_b0_cifar10"), ("opara", FUSED, "mobilenet_v2_cifar10")]
+LONG += [("nimble", {}, "googlenet"), ("nimble", {}, "efficientnet_b0_cifar10"), ("opara", FUSED, "mobilenet_v2_cifar10")]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_losses_and_weights_are_eagers_to_the_bit(model: str, options: dict, ste
     assert equal(optimizer.state_dict(), eager.state_dict())
 
 
-@pytest.mark.parametrize("scheduler", [assign_streams, single_stream])
+@pytest.mark.parametrize("scheduler", [assign_streams, pytest.param(single_stream, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "make", [sgd, adamw, adam, groups, lambda m: sgd(m, momentum=0.0), lambda m: adamw(m, amsgrad=True)]
 )

@@ -180,8 +180,8 @@ def thrice(x: Tensor, weight: Tensor, tile: Any) -> Tensor:
     return product(x, laid, None, None, rest)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("tile", [(16, 16, 32), (64, 64, 32), (128, 64, 32)])
-@pytest.mark.parametrize("features", [40, 700, 3000])
+@pytest.mark.parametrize("tile", [pytest.param((16, 16, 32), marks=pytest.mark.slow), (64, 64, 32), (128, 64, 32)])
+@pytest.mark.parametrize("features", [40, pytest.param(700, marks=pytest.mark.slow), 3000])
 def test_three_products_of_tf32_are_as_precise_as_fp32(device: str, features: int, tile: tuple[int, int, int]) -> None:
     """Also where numbers lie far apart. TF32 alone is 50 times as far off at least."""
     random = torch.Generator().manual_seed(features)

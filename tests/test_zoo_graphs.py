@@ -30,6 +30,9 @@ def captured(model: str) -> Program:
     return capture(loaded(model).module, loaded(model).inputs)
 
 
+MODELS = ["googlenet", pytest.param("inception_v3", marks=pytest.mark.slow)]
+
+
 @pytest.fixture
 def scheduled(monkeypatch: pytest.MonkeyPatch) -> Scheduled:
     """The schedule that a system makes of a model, where it finds the model captured."""
@@ -68,7 +71,7 @@ def test_units_and_blocks_of_the_zoo(model: str, units: int, blocks: int) -> Non
         unit_graph(program.graph, find_units(program, kind))
 
 
-@pytest.mark.parametrize("model", ["googlenet", "inception_v3"])
+@pytest.mark.parametrize("model", MODELS)
 def test_the_streams_of_nimble(scheduled: Scheduled, model: str) -> None:
     """Streams and waits of Algorithm 1 on torch.export's graphs; Inception-v3's width is the paper's (Table 1)."""
     schedule = scheduled(systems.load("nimble"), model)
@@ -77,7 +80,7 @@ def test_the_streams_of_nimble(scheduled: Scheduled, model: str) -> None:
     assert (schedule.stream_count, len(schedule.waits), schedule.graph.width) == expected
 
 
-@pytest.mark.parametrize("model", ["googlenet", "inception_v3"])
+@pytest.mark.parametrize("model", MODELS)
 def test_the_streams_of_opara(scheduled: Scheduled, model: str) -> None:
     """GoogLeNet gets the 28 streams that the paper reports (Section 5.2)."""
     schedule = scheduled(systems.load("opara", classify="table"), model)
