@@ -193,7 +193,10 @@ def always_merged(program: Program, _: Any) -> tuple[Program, list[Decision]]:
 
 
 SLOW = pytest.mark.slow
-LARGE = [pytest.param(*case, marks=SLOW) for case in (("googlenet", 18, 1), ("googlenet", 18, 2), ("nasnet", 1, 1), ("nasnet", 1, 2))]
+LARGE = [
+    pytest.param(*case, marks=SLOW)
+    for case in (("googlenet", 18, 1), ("googlenet", 18, 2), ("nasnet", 1, 1), ("nasnet", 1, 2))
+]
 
 
 @pytest.mark.parametrize(("model", "num_merged", "batch"), LARGE)

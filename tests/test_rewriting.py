@@ -342,7 +342,10 @@ def test_a_product_does_not_change_the_layout_of_what_is_returned() -> None:
     "model",
     [
         *("squeezenet", "resnet50_cifar10"),
-        *(pytest.param(model, marks=pytest.mark.slow) for model in ("googlenet", "nasnet", "bert", "efficientnet_b0_cifar10")),
+        *(
+            pytest.param(model, marks=pytest.mark.slow)
+            for model in ("googlenet", "nasnet", "bert", "efficientnet_b0_cifar10")
+        ),
     ],
 )
 def test_folding_and_vendor_kernels_on_whole_models(model: str) -> None:
