@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -83,12 +85,17 @@ def upgraded(document: dict[str, Any]) -> dict[str, Any]:
 
 def _choice(group: str, options: dict[str, Any]) -> dict[str, Any]:
     """A model, system or runner, as the choice of conf/ that comes nearest to its options: the record names none."""
-    choices = (choice for choice in conf.choices(group) if conf.options(group, choice)["name"] == options["name"])
-    by_choice = {choice: conf.options(group, choice) | EARLIER.get((group, choice), {}) for choice in choices}
-    candidates = [Choice.of(choice, options, defaults) for choice, defaults in by_choice.items()]
     name = options["name"]
+    by_choice = _defaults(group, conf.folders())
+    candidates = [Choice.of(choice, options, known) for choice, known in by_choice.items() if known["name"] == name]
     nearest = min(candidates, key=lambda c: (len(c.changed), c.choice != name, c.choice), default=Choice.of(name, options))
     return {"choice": nearest.choice, "name": name, "options": nearest.options, "changed": list(nearest.changed)}
+
+
+@cache
+def _defaults(group: str, _: tuple[Path, ...]) -> dict[str, conf.Options]:
+    """What options were once by default, by the choice, as the files of some folders have it."""
+    return {choice: conf.options(group, choice) | EARLIER.get((group, choice), {}) for choice in conf.choices(group)}
 
 
 def _warning(sentence: str) -> dict[str, Any]:
