@@ -49,7 +49,7 @@ def test_models_of_the_zoo_are_captured(script: Run, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("name", "arguments", "says", "own_process"),
     [
-        ("benchmark_scheduling", ["trace.json"], "not a schedule file", True),
+        ("benchmark_scheduling", ["trace.json"], "not a schedule file", False),
         ("benchmark_scheduling", ["--zoo", "squeezenett"], "did you mean squeezenet", False),
         ("benchmark_advice", ["squeezenett"], "did you mean squeezenet", False),
         ("benchmark_ios_search", ["trace.json"], "not a schedule file", True),

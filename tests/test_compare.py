@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, Run
 from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,7 +160,7 @@ Compare = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def compare(tmp_path: Path) -> Compare:
+def compare(script: Run, tmp_path: Path) -> Compare:
     """Runs the script over two sets of records."""
 
     def compare(a: list[Record], b: list[Record], *more: str) -> "subprocess.CompletedProcess[str]":
@@ -169,8 +169,7 @@ def compare(tmp_path: Path) -> Compare:
             store.make()
             for one in records:
                 store.write(one)
-        command = [sys.executable, "scripts/compare.py", str(tmp_path / "a"), str(tmp_path / "b"), *more]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return script("compare", str(tmp_path / "a"), str(tmp_path / "b"), *more)
 
     return compare
 
@@ -234,13 +233,13 @@ def test_cells_that_failed_on_both_sides_tell_of_nothing(compare: Compare) -> No
     assert done.returncode == 2 and "tells of speedups over tvm" in done.stderr and done.stdout == ""
 
 
-def test_a_folder_that_is_not_there_and_a_file_that_is_no_record(compare: Compare, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_and_a_file_that_is_no_record(compare: Compare, script: Run, tmp_path: Path) -> None:
     command = [sys.executable, "scripts/compare.py", "nowhere", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr == (
         "compare.py: nowhere is not there: results are in a folder, or in a file *.jsonl.gz\n"
     )
-    long = subprocess.run([*command[:2], "x" * 300, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    long = script("compare", "x" * 300, str(tmp_path))
     assert long.returncode == 2 and long.stderr.endswith("x: File name too long\n") and long.stderr.count("\n") == 1
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "foreign.json").write_text(json.dumps({"mine": 1}))

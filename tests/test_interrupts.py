@@ -40,9 +40,11 @@ def test_another_error_has_its_traceback(tmp_path: Path) -> None:
         ("run.py system=ios --help", "1", UNREAD),
         ("run.py --version", "", 0),  # which is written at the end
         ("run.py --version", "1", UNREAD),
-        ("run.py runner=placement model=gpt system=orca", "", UNREAD),  # a table
+        pytest.param("run.py runner=placement model=gpt system=orca", "", UNREAD, marks=pytest.mark.slow),  # a table
         ("scripts/reproduce.py --list", "1", UNREAD),
-        ("scripts/reproduce.py nimble/figure7 --recorded --output {folder}", "", UNREAD),
+        pytest.param(
+            *("scripts/reproduce.py nimble/figure7 --recorded --output {folder}", "", UNREAD), marks=pytest.mark.slow
+        ),
         ("scripts/plot.py --help", "", 0),
     ],
 )

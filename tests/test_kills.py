@@ -122,8 +122,14 @@ def measured_alone(begin: Begin, folder: Path) -> dict[str, dict[str, Any]]:
     return alone
 
 
-@pytest.mark.parametrize("moments", [4, pytest.param(MOMENTS, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "moments"),
+    [
+        (signal.SIGINT, 3),
+        (signal.SIGTERM, 3),
+        *(pytest.param(number, MOMENTS, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGTERM)),
+    ],
+)
 def test_a_signal_in_the_first_two_seconds_is_one_line_at_most(
     begin: Begin, folder: Path, number: signal.Signals, moments: int
 ) -> None:

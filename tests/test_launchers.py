@@ -163,15 +163,13 @@ def test_what_only_a_node_can_tell_is_told_in_a_line(folder: Path, shell: dict[s
     ],
 )
 @ray
-def test_a_bad_request_is_told_before_anything_is_launched(
-    run: Run, folder: Path, arguments: list[str], message: str
-) -> None:
-    done = run("-m", *arguments)
+def test_a_bad_request_is_told_before_anything_is_launched(run_here: Run, arguments: list[str], message: str) -> None:
+    done = run_here("-m", *arguments)
     assert done.returncode == 2 and message in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
-def test_a_launcher_is_for_sweeps(run: Run) -> None:
-    done = run("hydra/launcher=submitit_local", "model=squeezenet", "device=cpu")
+def test_a_launcher_is_for_sweeps(run_here: Run) -> None:
+    done = run_here("hydra/launcher=submitit_local", "model=squeezenet", "device=cpu")
     assert done.returncode == 2 and done.stderr == "opweave: hydra/launcher is for sweeps: add -m\n"
 
 

@@ -431,7 +431,10 @@ def test_a_host_that_is_none_is_one_line(run_here: Run) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "runner.host= names no address" in done.stderr
 
 
-@pytest.mark.parametrize(("host", "shown", "reached"), [("::1", "[::1]", ["::1"]), ("::", "[::]", ["::1", "127.0.0.1"])])
+@pytest.mark.parametrize(
+    ("host", "shown", "reached"),
+    [pytest.param("::1", "[::1]", ["::1"], marks=pytest.mark.slow), ("::", "[::]", ["::1", "127.0.0.1"])],
+)
 def test_a_host_of_ipv6_is_listened_on(tmp_path: Path, host: str, shown: str, reached: list[str]) -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("it needs IPv6")

@@ -49,8 +49,17 @@ def tokens_by(system: str, kind: str, module: GPT, attention: str = "split") -> 
     return served(scheduler, engine, requests_of(SIZES), 1), calls
 
 
-@pytest.mark.parametrize("kind", ["orca, asynchronous", "paged by 16", "padded"])
-@pytest.mark.parametrize("system", ["eager", "sequential", "nimble"])
+SLOW = [("sequential", "paged by 16"), ("sequential", "padded"), ("nimble", "orca, asynchronous")]
+
+
+@pytest.mark.parametrize(
+    ("system", "kind"),
+    [
+        pytest.param(system, kind, marks=[pytest.mark.slow] * ((system, kind) in SLOW))
+        for system in ("eager", "sequential", "nimble")
+        for kind in ("orca, asynchronous", "paged by 16", "padded")
+    ],
+)
 def test_tokens_are_the_same_whatever_executes_increments(system: str, kind: str) -> None:
     _tokens_are_the_same(system, kind, MODULE)
 

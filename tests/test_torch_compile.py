@@ -115,7 +115,7 @@ def test_a_place_that_the_user_names_is_kept_to(cache: Cache, tmp_path: Path, mo
     assert not cache.entries() and list((tmp_path / "mine").iterdir())
 
 
-@pytest.mark.parametrize("named", [None, "there"])
+@pytest.mark.parametrize("named", [None, pytest.param("there", marks=pytest.mark.slow)])
 def test_the_environment_is_what_it_was(named: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor moves Triton's cache where it makes a kernel of Triton, which it does for a GPU: a stand-in moves it here."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(named))
@@ -272,7 +272,7 @@ class TestBest:
     def test_a_variant_that_the_end_of_the_budget_interrupts_is_given_up_and_the_fastest_so_far_chosen(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        system = TorchCompile("default", best=True, budget_s=5.0)
+        system = TorchCompile("default", best=True, budget_s=2.0)
         PreparedCompiled(small(), "given", is_captured=False)(*image())  # imports what takes seconds
 
         def compile_one(module: nn.Module, inputs: tuple[Tensor, ...], variant: Variant) -> Any:
@@ -293,7 +293,7 @@ class TestBest:
         assert decision.chosen == str(system.variant) and prepared.compilation.num_untried == 6
         first, second = decision.milliseconds
         assert decision.milliseconds[first] > 0 and decision.milliseconds[second] is None
-        assert decision.reasons == {second: "not compiled within the budget of 5 s"}
+        assert decision.reasons == {second: "not compiled within the budget of 2 s"}
         assert signal.getsignal(signal.SIGALRM) == handler
 
     @pytest.mark.filterwarnings("ignore::systems.notice.Notice")

@@ -61,8 +61,10 @@ def joined(module: nn.Module, x: Tensor, cost: Callable[[Program], float]) -> tu
     return fuse_concatenations.fuse_concatenations(program, Context(cost, cost))
 
 
-@pytest.mark.parametrize("is_last", [False, True])
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    ("batch", "is_last"),
+    [(1, False), (2, True), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, True), (2, False)))],
+)
 def test_parts_are_written_where_a_concatenation_is_read(device: str, is_last: bool, batch: int) -> None:
     torch.manual_seed(0)
     layout = LAYOUTS[is_last]
