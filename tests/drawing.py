@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import settings
 
 THOROUGH = "thorough"  # the profile under which each test draws all of its examples, as `make slow` has them
-FEWEST = 10
+FEWEST = 6
 
 
 def few(number: int) -> int:

@@ -212,7 +212,8 @@ def name_of(figure: Figure) -> str:
 
 
 LARGE = ("gptj_6b", "gptj_6b_decode", "sd15_unet", "nasnet_large", "efficientnet_b5", "darts", "amoebanet", "randwire_large")
-MOST_LAYERS = 40  # of a GPT that is no slow test
+LARGE += ("resnet34", "resnet101", "mobilenet_v2_cifar10", "efficientnet_b0_cifar10")  # the last two are counted below too
+MOST_LAYERS = 12  # of a GPT that is no slow test
 
 
 def marks_of(figure: Figure) -> list[pytest.MarkDecorator]:

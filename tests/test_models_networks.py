@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -46,13 +48,18 @@ CHEAP = {
 OTHERS = sorted(set(models.names()) - set(CHEAP))
 
 
+def slow_of(names: Iterable[str], *alike: str) -> list[Any]:
+    """Names of which some are of slow tests: other sizes of what another name is of, or other cells of the same network."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in alike)) for name in names]
+
+
 def outputs(result: object) -> list[torch.Tensor]:
     tensors = [result] if isinstance(result, torch.Tensor) else list(result)
     assert all(isinstance(tensor, torch.Tensor) for tensor in tensors)
     return tensors
 
 
-@pytest.mark.parametrize("name", CHEAP)
+@pytest.mark.parametrize("name", slow_of(CHEAP, "resnet50", "darts"))
 def test_eval_outputs_are_finite_and_depend_on_the_input(name: str) -> None:
     model = models.load(name, 1, **CHEAP[name])
     with torch.no_grad():
@@ -109,7 +116,7 @@ def test_deeplabs_mean_over_the_image_enlarges_no_rounding() -> None:
     assert relative_error(pooling.bfloat16()(features.bfloat16()), expected) < torch.finfo(torch.bfloat16).eps
 
 
-@pytest.mark.parametrize("name", sorted(set(CHEAP) - {"bert", "t5"}))
+@pytest.mark.parametrize("name", slow_of(sorted(set(CHEAP) - {"bert", "t5"}), "resnet50", "resnet50_cifar10", "amoebanet"))
 def test_train_forms_run_and_have_gradients(name: str) -> None:
     heads = {"amoebanet": 2, "darts": 2, "googlenet": 3, "inception_v3": 2}
     heads |= {"clip_vit_b32": 3, "deeplabv3_resnet50": 2, "retinanet_heads": 2}
@@ -124,7 +131,7 @@ def test_train_forms_run_and_have_gradients(name: str) -> None:
     assert not unused
 
 
-@pytest.mark.parametrize("name", [*OTHERS, "bert", "t5"])
+@pytest.mark.parametrize("name", slow_of([*OTHERS, "bert", "t5"], "nasnet_large", "efficientnet_b5", "resnet101"))
 def test_train_forms_of_the_large_ones_run(name: str) -> None:
     model = models.load(name, 2, training=True, device="meta")
     assert model.module.training
@@ -134,8 +141,8 @@ def test_train_forms_of_the_large_ones_run(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("bert", "efficientnet_b0", "gpt2", "mobilenet_v2", "t5"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("amoebanet", "darts")),
+        *("bert", "efficientnet_b0", "t5"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("amoebanet", "darts", "gpt2", "mobilenet_v2")),
     ],
 )
 def test_export(name: str) -> None:

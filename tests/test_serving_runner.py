@@ -424,8 +424,8 @@ def test_a_batch_of_equal_requests_takes_as_many_iterations_as_they_have_tokens(
     ("choice", "system_options"),
     [
         ("orca_chunked", {"max_num_batched_tokens": 6}),
-        ("orca_preempting", {"block_size": 4}),
-        ("orca", {"prefetch": True}),
+        pytest.param("orca_preempting", {"block_size": 4}, marks=pytest.mark.slow),
+        pytest.param("orca", {"prefetch": True}, marks=pytest.mark.slow),
         ("request_level_ragged", {"microbatch_size": 1}),
     ],
 )

@@ -65,7 +65,7 @@ def test_the_pass_leaves_what_the_model_computes(device: str) -> None:
     ("names", "others"),
     [
         (["opweave.dense", "aten"], ["aten.conv2d.default"] * 3),
-        (["opweave.depthwise", "aten"], ["aten.conv2d.default"] * 4),
+        pytest.param(["opweave.depthwise", "aten"], ["aten.conv2d.default"] * 4, marks=pytest.mark.slow),
         (["opweave.dense", "opweave.depthwise", "aten"], []),
     ],
 )

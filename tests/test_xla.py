@@ -331,7 +331,9 @@ def torchax(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     ("source", "reason"),
     [
         ("raise AttributeError('no such\\nbackend')", "AttributeError: no such backend"),
-        ("import os; os.kill(os.getpid(), 9)", "the process of torchax ended by SIGKILL"),
+        pytest.param(
+            "import os; os.kill(os.getpid(), 9)", "the process of torchax ended by SIGKILL", marks=pytest.mark.slow
+        ),  # as below
         ("import os; os.write(2, b'it broke\\n\\n'); os._exit(3)", "the process of torchax ended with status 3: it broke"),
     ],
 )
