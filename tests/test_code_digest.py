@@ -109,10 +109,9 @@ def test_the_list_is_of_every_model_and_every_system(tmp_path: Path) -> None:
 
 
 def test_every_runner_is_known_by_its_measurements() -> None:
-    sources = Sources(ROOT)
     for runner in conf.choices("runner"):
         for root in roots("resnet18", "eager", runner):
-            assert root in sources.closure([root]), f"runner={runner} runs {root}, which is no file"
+            assert root in HERE.closure([root]), f"runner={runner} runs {root}, which is no file"
         if not showings.is_showing(choose("runner", runner)):
             wanted = {type(m).__module__ for m in plan(choose("runner", runner)).measurements}
             assert wanted <= set(roots("resnet18", "eager", runner)), runner
@@ -146,7 +145,7 @@ def test_every_kind_of_import_counts(tmp_path: Path) -> None:
     [("serving", "runners.serving.client"), ("bench", "runners.cell.profiled"), ("latency", "runners.cell.worker")],
 )
 def test_a_process_that_a_cell_starts_counts(runner: str, started: str) -> None:
-    assert started in Sources(ROOT).closure(roots("gpt", "orca", runner))
+    assert started in HERE.closure(roots("gpt", "orca", runner))
 
 
 def test_a_digest_imports_nothing_and_is_found_once() -> None:

@@ -40,6 +40,7 @@ class Sources:
     def __init__(self, root: Path, prefix: str = ""):
         self.root, self.prefix = root, prefix
         self._modules: dict[str, Module] = {}
+        self._files: dict[str, Path | None] = {}
 
     def digest(self, roots: Iterable[str]) -> str:
         """A digest of the names and contents of all modules that `roots` lead to, themselves included."""
@@ -68,17 +69,22 @@ class Sources:
             name = name.rpartition(".")[0]
 
     def _file(self, name: str) -> Path | None:
-        path = self.root.joinpath(*name.split("."))
-        return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+        if name not in self._files:
+            path = self.root.joinpath(*name.split("."))
+            files = path.with_suffix(".py"), path / "__init__.py"
+            self._files[name] = next((file for file in files if file.is_file()), None)
+        return self._files[name]
 
     def _module(self, name: str) -> Module:
         if name not in self._modules:
             file = self._file(name)
             assert file is not None, name
-            tree = ast.parse(file.read_bytes())
+            source = file.read_bytes()
+            tree = ast.parse(source)
             package = self.prefix + (name if file.stem == "__init__" else name.rpartition(".")[0])
             names = {name for name in _imports(tree, package.rstrip(".")) if name.startswith(self.prefix)}
-            names |= {f"{self.prefix}{name}" for name in _started(tree)}
+            if b"-m" in source:
+                names |= {f"{self.prefix}{name}" for name in _started(tree)}
             imports = {module for name in names for module in self._with_packages(name.removeprefix(self.prefix))}
             self._modules[name] = Module(_digest(tree), frozenset(imports))
         return self._modules[name]
@@ -86,11 +92,16 @@ class Sources:
 
 def _digest(tree: ast.Module) -> str:
     """The digest of a syntax tree; changes `tree`: its docstrings go."""
-    for node in ast.walk(tree):
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
             ast.get_docstring(node, clean=False) is not None
         ):
             del node.body[0]
+        waiting += [
+            child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)
+        ]  # they hold no statement
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
