@@ -285,7 +285,9 @@ def test_an_arena_takes_no_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -
         arena.take(151, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("model", ["mobilenet_v2_cifar10", pytest.param("googlenet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", [pytest.param(model, marks=pytest.mark.slow) for model in ("mobilenet_v2_cifar10", "googlenet")]
+)
 def test_real_models_with_every_pass(model: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen by real measurements, so that what is chosen differs from run to run; the outputs do not."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its rounding would hide a wrong kernel

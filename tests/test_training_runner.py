@@ -115,8 +115,16 @@ def compared(step: Step, monkeypatch: pytest.MonkeyPatch, precision: str, learni
     return session.compare()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("step", [*MUTANTS, eager_step], ids=lambda step: step.__name__)
+@pytest.mark.parametrize(
+    ("step", "precision"),
+    [
+        pytest.param(
+            step, precision, id=f"{step.__name__}-{precision}", marks=[pytest.mark.slow] * (number % 4 > 0) * is_bf16
+        )
+        for precision, is_bf16 in (("fp32", False), ("bf16", True))
+        for number, step in enumerate([*MUTANTS, eager_step])
+    ],
+)
 def test_a_wrong_step_is_incorrect(step: Step, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where rounding makes steps differ, as in bf16; but a hundredth of a step is less than that resolves."""
     is_right = step is eager_step or (step, precision) == (with_a_smaller_rate, "bf16")
