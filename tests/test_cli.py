@@ -239,7 +239,11 @@ def test_null_is_swept_over_as_any_value_is(
     assert [cell.runner.options["trace"] for cell in made] == expected
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name.startswith("orca/")])
+ORCA = [name for name in names() if name.startswith("orca/")]
+ALIKE = re.compile(r"figure4\.[78][bc]")  # other models under the same systems
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * bool(ALIKE.search(n))) for n in ORCA])
 def test_a_small_run_of_an_exhibit_of_orca_composes(name: str, cells_of: Callable[..., list[Cell]], tmp_path: Path) -> None:
     """Whatever its preset says that small changes."""
     small = Exhibit(Preset.read(name), {}, tmp_path, tmp_path, small=True)

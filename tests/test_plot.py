@@ -175,7 +175,11 @@ def check_words(figure: Figure) -> None:
         assert wide < 2 or tall < 2, f"{a!r} lies on {b!r}"
 
 
-@pytest.mark.parametrize("name", CHARTS)
+ALIKE = ("latency, last page", "memory of several sweeps", "throughput of several sweeps", "limits of one")
+ALIKE += ("speedup over a long label at one batch",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in CHARTS])
 def test_a_chart_can_be_read(name: str) -> None:
     with style.house():
         figure = CHARTS[name]()

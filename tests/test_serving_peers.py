@@ -192,7 +192,7 @@ def locked() -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
+@pytest.mark.parametrize("end", ["", "/v1/", *(pytest.param(end, marks=pytest.mark.slow) for end in ("/", "/v1"))])
 def test_the_key_of_an_endpoint_is_sent_and_never_said(locked: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")
     monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\n")

@@ -45,7 +45,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     ("model", "options", "steps", "make"),
     [
         ("mobilenet_v2_cifar10", {}, 4, sgd),
-        ("bert", SMALL_BERT, 20, adamw),
+        ("bert", SMALL_BERT, 8, adamw),
         pytest.param("efficientnet_b0_cifar10", {}, 4, adamw, marks=pytest.mark.slow),
         pytest.param("bert", SMALL_BERT, 100, sgd, marks=pytest.mark.slow),
         *(pytest.param(m, {}, 100, sgd, marks=pytest.mark.slow) for m in ("resnet50_cifar10", "mobilenet_v2_cifar10")),

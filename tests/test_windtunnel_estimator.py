@@ -270,15 +270,15 @@ def test_steps_run_on_a_scheduler_too(fitted: Pipeline) -> None:
     np.testing.assert_allclose(nimble, eager, atol=1e-5)
 
 
-def test_the_network_runs_on_schedulers_and_in_torch_compile(fitted: Pipeline) -> None:
+@pytest.mark.parametrize("name", ["nimble", "opara", pytest.param("torch_compile", marks=pytest.mark.slow)])
+def test_the_network_runs_on_schedulers_and_in_torch_compile(fitted: Pipeline, name: str) -> None:
     import systems
 
     tunnel = WindTunnel(fitted)
     inputs = tunnel.inputs(clicks(16, 0)[0])
-    for name in ("nimble", "opara", "torch_compile"):
-        fast = systems.load(name).prepare(tunnel.module, inputs)
-        torch.testing.assert_close(fast(*inputs), tunnel.module(*inputs))
-        fast.close()
+    fast = systems.load(name).prepare(tunnel.module, inputs)
+    torch.testing.assert_close(fast(*inputs), tunnel.module(*inputs))
+    fast.close()
 
 
 def test_the_room_gives_the_estimator_by_name() -> None:
