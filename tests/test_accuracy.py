@@ -197,7 +197,7 @@ def task(seed: int = 0) -> tuple[Task, np.ndarray]:
         ("gbdt2nn", {"max_epochs": 2}),
         ("lightgbm", {"trials": 2, "max_trees": 30}),
         ("deepgbm", {"max_epochs": 4, "groups": 2}),
-        ("deepgbm", {"max_epochs": 2, "groups": 2, "executor": "nimble"}),
+        pytest.param("deepgbm", {"max_epochs": 2, "groups": 2, "executor": "nimble"}, marks=pytest.mark.slow),
         ("hummingbird", {}),
         ("translation", {}),
         ("translation", {"executor": "nimble"}),

@@ -210,7 +210,7 @@ def test_a_search_tells_of_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [part.width for part in plain.parts] == [part.width for part in parts]
 
 
-@pytest.mark.parametrize("strategy", ["both", "parallel", "merge"])
+@pytest.mark.parametrize("strategy", ["both", pytest.param("parallel", marks=pytest.mark.slow), "merge"])
 def test_a_stage_is_a_decision_whose_alternatives_took_what_was_measured(strategy: str) -> None:
     """Measured for real; then each stage is looked up by its operators among the measurements that the cache keeps."""
     module, x = nn.Sequential(Branches(), nn.MaxPool2d(1), Branches()).eval(), torch.randn(2, 8, 12, 12)

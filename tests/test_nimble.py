@@ -9,7 +9,6 @@ from drawing import examples
 from hypothesis import given
 from modules import mixed
 
-import models
 import systems
 from runners.measurements.correctness import relative_error
 from systems.base import BadOption
@@ -52,20 +51,6 @@ def test_streams_that_are_reused_order_nothing_more(graph: OperatorGraph) -> Non
     ends = {s: [v for v in range(len(graph)) if chains.streams[v] == s] for s in range(chains.stream_count)}
     follows = nx.DiGraph((a, b) for a in ends for b in ends if graph.ancestors[ends[b][0]] >> ends[a][-1] & 1)
     assert graph.width <= reused.stream_count == chains.stream_count - matching_size(follows)
-
-
-@pytest.mark.parametrize(
-    ("model", "streams", "num_waits"),
-    [
-        ("googlenet", 4, 54),
-        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("inception_v3", 6, 70), ("bert", 3, 51), ("t5", 22, 102))),
-    ],
-)
-def test_the_streams_of_the_released_code(model: str, streams: int, num_waits: int) -> None:
-    """GoogLeNet's are the 4 that Opara's Section 5.2 counts of Nimble."""
-    loaded = models.load(model, 1)
-    schedule = systems.load("nimble_released").schedule(loaded.module, loaded.inputs)  # type: ignore[attr-defined]
-    assert (schedule.stream_count, len(schedule.waits)) == (streams, num_waits)
 
 
 def test_the_papers_nimble_has_the_papers_passes_and_no_others() -> None:

@@ -287,7 +287,12 @@ def test_a_request_that_no_slots_hold_is_refused_before_anything_is_served() -> 
     [
         (choose("model", "gpt", layers=1), choose("system", "orca_paged", slots=33), ("system", "slots", 33)),
         (choose("model", "t5_small_generation", positions=60), choose("system", "orca"), ("model", "positions", 60)),
-        (choose("model", "t5_small_generation"), choose("system", "orca", slots=60), ("system", "slots", 60)),
+        pytest.param(
+            choose("model", "t5_small_generation"),
+            choose("system", "orca", slots=60),
+            ("system", "slots", 60),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_a_refusal_advises_is_enough(model: Choice, system: Choice, changed: tuple[str, str, int]) -> None:
@@ -525,7 +530,7 @@ client.main(int(sys.argv[1]))
 LOADS = {"serving": {}, "capacity": {"steps": 1, "slo_ms": 1e6}, "simulation": {"rates": "50"}}
 
 
-@pytest.mark.parametrize("runner", LOADS)
+@pytest.mark.parametrize("runner", ["serving", "simulation", pytest.param("capacity", marks=pytest.mark.slow)])
 def test_a_record_says_that_its_load_was_sent_late(runner: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In one of three traces, by a load generator whose process is held up."""
     (tmp_path / "late_client.py").write_text(LATE)

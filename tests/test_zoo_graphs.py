@@ -80,6 +80,19 @@ def test_the_streams_of_nimble(scheduled: Scheduled, model: str) -> None:
     assert (schedule.stream_count, len(schedule.waits), schedule.graph.width) == expected
 
 
+@pytest.mark.parametrize(
+    ("model", "streams", "num_waits"),
+    [
+        ("googlenet", 4, 54),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in (("inception_v3", 6, 70), ("bert", 3, 51), ("t5", 22, 102))),
+    ],
+)
+def test_the_streams_of_the_released_code(scheduled: Scheduled, model: str, streams: int, num_waits: int) -> None:
+    """GoogLeNet's are the 4 that Opara's Section 5.2 counts of Nimble."""
+    schedule = scheduled(systems.load("nimble_released"), model)
+    assert (schedule.stream_count, len(schedule.waits)) == (streams, num_waits)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_the_streams_of_opara(scheduled: Scheduled, model: str) -> None:
     """GoogLeNet gets the 28 streams that the paper reports (Section 5.2)."""
