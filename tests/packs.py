@@ -1,11 +1,20 @@
-"""The committed packs of records, kept once read: many tests go by the same ones, and their files do not change."""
+"""The committed packs of records, kept once read: many tests go by the same ones, and their files do not change.
 
+So with the points of the committed costs, which are simulated.
+"""
+
+import pickle
+from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
+from filelock import FileLock
+
 from results import store
+from results.agreement import Point
 from results.pack import Pack, read_pack
+from scripts import agreement
 
 REFERENCE = Path(__file__).parent.parent / "results" / "reference"
 
@@ -22,3 +31,18 @@ def read_committed_once(file: Path, identifier: str = "") -> Pack:
         return read_pack(file, identifier)
     pack = read_once(file)
     return replace(pack, records=[*pack.records], reasons_by_line={**pack.reasons_by_line})
+
+
+def keeping_points(file: Path) -> Callable[..., list[tuple[Point, ...]]]:
+    """What simulates as scripts/agreement.py does, and keeps in a file what all committed costs give."""
+    simulate = agreement._simulated
+
+    def simulated(*costs: str) -> list[tuple[Point, ...]]:
+        if [*costs] != agreement.committed():
+            return simulate(*costs)
+        with FileLock(f"{file}.lock"):
+            if not file.exists():
+                file.write_bytes(pickle.dumps(simulate(*costs)))
+            return pickle.loads(file.read_bytes())  # type: ignore[no-any-return]
+
+    return cache(simulated)

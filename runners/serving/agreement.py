@@ -5,6 +5,7 @@ python -m runners.serving.agreement COSTS ... -- RESULTS ... prints it as JSON, 
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,6 +89,7 @@ def _real(record: Record, name: str, rate: float) -> float | None:
 def main(arguments: Sequence[str]) -> None:
     """Print the points of each costs in some folders or packs."""
     at = arguments.index("--")
+    gc.disable()  # the process makes what stays, of which a collection frees nothing, and ends
     records = [record for each in arguments[at + 1 :] for record in Store(Path(each)).read().records.values()]
     print(json.dumps([[part_to_json(point) for point in points(costs, records)] for costs in arguments[:at]]))
 
