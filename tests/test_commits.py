@@ -113,6 +113,7 @@ def test_an_installed_package_knows_no_commits(monkeypatch: pytest.MonkeyPatch, 
         commits_by_code.cache_clear()
 
 
+@pytest.mark.slow
 def test_each_committed_record_is_of_a_commit(of_no_checkout: list[Any]) -> None:
     """Those of a clean checkout name it; each other's code has a row, and no row is of no record."""
     codes = {record["environment"]["code"] for record in of_no_checkout}

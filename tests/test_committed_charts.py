@@ -48,6 +48,9 @@ def exhibit(name: str) -> tuple[Preset, Recorded, dict[str, Chart]]:
 
 # Those with a committed picture: to draw all takes half a minute, and each process of a run asks for their names.
 EXHIBITS = [name for name in names() if any(PICTURES.glob(f"{name.replace('/', '-')}[-.]*"))]
+# To hold simulations against engines takes 20 s.
+SIMULATED = {name for name in EXHIBITS if name.endswith("_simulated") or name == "orca/microbatches"}
+EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name in SIMULATED)) for name in EXHIBITS]
 
 
 def charts(name: str, *kinds: str) -> list[tuple[str, Figure]]:
@@ -81,7 +84,7 @@ def test_every_exhibit_that_can_be_drawn_has_a_picture() -> None:
     assert [name for name in names() if exhibit(name)[2]] == EXHIBITS
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_title_names_the_exhibit_and_the_setting(name: str) -> None:
     preset, best, drawn = exhibit(name)
     paper, number = name.split("/")
@@ -96,14 +99,14 @@ def test_a_title_names_the_exhibit_and_the_setting(name: str) -> None:
         assert f"{match[1]} {match[2]}" in preset.title
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("name", EACH)
 def test_names_are_written_as_people_write_them(name: str) -> None:
     for key, figure in charts(name):
         identifiers = set(IDENTIFIER.findall(words(figure))) - SAME_IN_WORDS
         assert not identifiers, key
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_subtitle_says_nothing_that_the_title_says(name: str) -> None:
     """As a model's name, or its batch; and its own parts differ."""
     preset, *_ = exhibit(name)
@@ -118,7 +121,7 @@ def test_a_subtitle_says_nothing_that_the_title_says(name: str) -> None:
         assert not [part for part in filter(None, parts) if re.search(rf"(?<!\w){re.escape(part)}(?!\w)", title)], key
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("name", EACH)
 def test_a_chart_is_read_at_a_columns_width(name: str) -> None:
     for key, figure in charts(name):
         with style.house():
@@ -128,7 +131,7 @@ def test_a_chart_is_read_at_a_columns_width(name: str) -> None:
             check_words(figure)
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("name", EACH)
 def test_no_mark_is_cut_off_by_its_axes(name: str) -> None:
     for key, figure in charts(name):
         with style.house():
@@ -142,7 +145,7 @@ def test_no_mark_is_cut_off_by_its_axes(name: str) -> None:
                 assert all(inner.contains(x, y) for x, y in axes.transData.transform(line.get_xydata())), key
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("name", EACH)
 def test_the_number_of_a_bar_stands_under_it_and_the_axes(name: str) -> None:
     """Clear of hatches, marks and the ends of whiskers, whose value it is not."""
     for key, figure in charts(name, *BARS):
@@ -159,7 +162,7 @@ def test_the_number_of_a_bar_stands_under_it_and_the_axes(name: str) -> None:
             assert all(whisker.get_path_effects() for whisker in axes.collections), key  # light around it, on a dark bar
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("name", EACH)
 def test_bars_have_their_values_one_scale_and_looks_without_colour(name: str) -> None:
     for key, figure in charts(name, *BARS):
         assert len({axes.get_ylim() for axes in figure.axes}) == 1, key
@@ -172,7 +175,7 @@ def test_bars_have_their_values_one_scale_and_looks_without_colour(name: str) ->
         assert not alike(patches), key
 
 
-@pytest.mark.parametrize("name", EXHIBITS)
+@pytest.mark.parametrize("name", EACH)
 def test_each_of_the_papers_systems_has_a_mark_or_a_note(name: str) -> None:
     preset, *_ = exhibit(name)
     for key, figure in charts(name, "speedup", "idle"):
@@ -304,6 +307,7 @@ def test_the_tradeoff_of_searches_has_the_ratios_of_the_table() -> None:
     assert sorted(shown) == pytest.approx(sorted([*(1 / ratio for ratio in latencies), 1.0, 1.0]))
 
 
+@pytest.mark.slow
 def test_lines_of_systems_differ_in_more_than_colour_and_say_once_what_all_share() -> None:
     """Few systems share a panel, where a dash and a fill tell them apart in print; each of many has a panel of its own."""
     assert len(set(serving.DASHES)) == len(set(serving.FILLS)) == serving.MOST <= len(style.LINES)
@@ -318,6 +322,7 @@ def test_lines_of_systems_differ_in_more_than_colour_and_say_once_what_all_share
     assert others[0] == "batches up to 1" and others[-2:] == ["falls behind", "SLO 34 ms a token"]
 
 
+@pytest.mark.slow
 def test_each_of_many_systems_has_a_panel_over_the_lines_of_the_others() -> None:
     _, _, drawn = exhibit("orca/microbatches")
     figure = drawn["serving"].figure

@@ -111,6 +111,7 @@ def test_what_would_lose_a_record_is_refused_in_a_line(damage: str, tmp_path: Pa
     assert (file.read_bytes() if file.exists() else None) == before
 
 
+@pytest.mark.slow
 def test_unpacking_writes_nothing_where_a_line_is_damaged_or_files_lie(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl.gz"
     whole = gzip.decompress(packed(map(to_json, map(measured, SYSTEMS))))

@@ -130,6 +130,7 @@ def check_widths(browser: Browser, page: Path) -> None:
     show(browser, 1280)
 
 
+@pytest.mark.slow
 def test_no_page_scrolls_sideways(browser: Browser, tmp_path: Path) -> None:
     page, (schedule,) = made(), made().schedules
     (section,) = page.sections
@@ -269,6 +270,7 @@ return [...document.querySelectorAll('tbody td')].map((cell) => {
 """
 
 
+@pytest.mark.slow
 def test_an_entry_stands_below_its_heading_also_where_it_is_missing(browser: Browser, tmp_path: Path) -> None:
     """Where a model has no limits the answer lacks words, what bounds it, and a number, how far it is from that."""
     file = tmp_path / "report.html"

@@ -203,6 +203,7 @@ def test_a_bad_request_is_a_line_and_status_2(script: Script, arguments: list[st
     assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
 
 
+@pytest.mark.slow
 def test_what_run_py_refuses_is_told_by_it_and_the_others_go_on(tmp_path: Path) -> None:
     places = f"results={tmp_path / 'runs'}", "--output", str(tmp_path / "out")
     done = reproduce("ios/table2", "opara/figure6", "+size=small", "timeout=0", *places)

@@ -128,6 +128,7 @@ def check_end(engine: ParallelEngine, rank: int) -> None:
     assert time.monotonic() - begin < 10
 
 
+@pytest.mark.slow
 def test_two_stages_of_two_parts_are_one_process_until_one_is_killed() -> None:
     engine = started(Parts(2, 2))
     try:
@@ -424,7 +425,8 @@ def check_long(
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "tensor", "is_prefetching"), [pytest.param(2, 1, False, marks=pytest.mark.slow), (2, 1, True), (1, 2, True)]
+    ("pipeline", "tensor", "is_prefetching"),
+    [(2, 1, True), *(pytest.param(*split, marks=pytest.mark.slow) for split in ((2, 1, False), (1, 2, True)))],
 )
 def test_long_prompts_come_between_increments_in_flight(pipeline: int, tensor: int, is_prefetching: bool) -> None:
     check_long(Parts(pipeline, tensor), "cpu", "float32", "split", is_prefetching=is_prefetching)

@@ -286,8 +286,14 @@ def saturation(name: str) -> float:
     return 300 / (ends[450] - ends[150])
 
 
-@pytest.mark.parametrize("count", [100, *(pytest.param(count, marks=pytest.mark.slow) for count in (200, 400))])
-@pytest.mark.parametrize("name", OF_13B)
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        pytest.param(name, count, marks=[pytest.mark.slow] * ((name, count) != ("orca, 64", 100)))
+        for name in OF_13B
+        for count in (100, 200, 400)
+    ],
+)
 def test_rates_that_a_server_keeps_up_with_are_stable_and_others_are_not(name: str, count: int) -> None:
     """Of most traces: a short one is a matter of luck. For a batch of 64 a hundred requests are few at any rate."""
 

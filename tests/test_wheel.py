@@ -100,6 +100,7 @@ def used(command: list[str], place: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, cwd=place, env=settings, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.slow
 def test_only_two_names_are_installed(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -120,6 +121,7 @@ def test_only_two_names_are_installed(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0" in metadata
 
 
+@pytest.mark.slow
 def test_every_file_of_the_rooms_is_in_it_and_no_import_leaves_it(wheel: Path) -> None:
     with ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -183,6 +185,7 @@ def test_the_command_writes_a_schedule(python: Path, place: Path) -> None:
     assert json.loads((place / "schedule.json").read_text())["streams"] > 1
 
 
+@pytest.mark.slow
 def test_a_shell_completes_the_command(python: Path, place: Path) -> None:
     assert completions("opweave", "model=na", python.parent, place) == ["model=nasnet", "model=nasnet_large"]
 
@@ -197,6 +200,7 @@ def test_the_command_measures_a_model_of_the_users(python: Path, place: Path) ->
     assert "commit" not in record["environment"] and record["environment"]["code"]
 
 
+@pytest.mark.slow
 def test_an_editable_install_has_the_checkouts_names(python: Path, wheel: Path, place: Path) -> None:
     """As make and the Docker images install it: names, entry points and the command are of the files as they lie."""
     source, folder = wheel.parent / "source", wheel.parent / "editable"
