@@ -48,9 +48,9 @@ def exhibit(name: str) -> tuple[Preset, Recorded, dict[str, Chart]]:
 
 # Those with a committed picture: to draw all takes half a minute, and each process of a run asks for their names.
 EXHIBITS = [name for name in names() if any(PICTURES.glob(f"{name.replace('/', '-')}[-.]*"))]
-# To hold simulations against engines takes 20 s.
-SIMULATED = {name for name in EXHIBITS if name.endswith("_simulated") or name == "orca/microbatches"}
-EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name in SIMULATED)) for name in EXHIBITS]
+# Traces of thousands of requests take long to read, and to hold simulations against engines takes 20 s.
+OF_TRACES = {name for name in EXHIBITS if name.startswith("orca/")} - {"orca/figure4.7a"}
+EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name in OF_TRACES)) for name in EXHIBITS]
 
 
 def charts(name: str, *kinds: str) -> list[tuple[str, Figure]]:

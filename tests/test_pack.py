@@ -67,6 +67,7 @@ def test_any_line_is_read_as_a_file_of_its_own(tmp_path: Path, records: list[Rec
     assert lines.records == records_of_files and lines.reasons_by_line == reasons
 
 
+@pytest.mark.slow
 def test_a_folder_and_its_pack_are_read_alike_and_back(tmp_path: Path) -> None:
     folder, file, again = folder_of(tmp_path), tmp_path / "a.jsonl.gz", tmp_path / "again"
     (folder / "verdicts.json").write_text("[]")
@@ -149,6 +150,7 @@ def test_of_one_id_the_newest_counts_and_those_of_other_rounds_are_read_too(tmp_
     assert sorted(one.when for one in read([tmp_path])) == [first.when, second.when]
 
 
+@pytest.mark.slow
 def test_rounds_of_another_sweep_are_kept_beside_a_cells_record_until_it_is_measured_again(tmp_path: Path) -> None:
     """Two sweeps with one cell in common: each has its ratio, in the folder and in its pack."""
     store = Store(tmp_path / "r")

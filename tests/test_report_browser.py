@@ -19,6 +19,8 @@ from scripts import report
 from scripts.charts import style
 from scripts.page import content
 
+pytestmark = pytest.mark.slow
+
 
 class Browser:
     """A headless Chromium, spoken to in WebDriver's protocol."""
@@ -79,7 +81,6 @@ return [...table.tBodies[0].rows].map((row) => row.cells[column].textContent);
 """
 
 
-@pytest.mark.slow
 def test_a_browser_shows_the_whole_page_from_a_file(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     file.write_text(made().html(), encoding="utf-8")
@@ -130,7 +131,6 @@ def check_widths(browser: Browser, page: Path) -> None:
     show(browser, 1280)
 
 
-@pytest.mark.slow
 def test_no_page_scrolls_sideways(browser: Browser, tmp_path: Path) -> None:
     page, (schedule,) = made(), made().schedules
     (section,) = page.sections
@@ -169,7 +169,6 @@ def test_a_narrow_window_shows_links_whole_and_rows_of_little_height(browser: Br
     assert right <= 390
 
 
-@pytest.mark.slow
 def test_the_page_of_all_committed_records_does_not_scroll_sideways(browser: Browser, tmp_path: Path, script: Run) -> None:
     reference, page = ROOT / "results" / "reference", tmp_path / "report.html"
     folders = sorted(reference.glob("h200/*.jsonl.gz"))
@@ -270,7 +269,6 @@ return [...document.querySelectorAll('tbody td')].map((cell) => {
 """
 
 
-@pytest.mark.slow
 def test_an_entry_stands_below_its_heading_also_where_it_is_missing(browser: Browser, tmp_path: Path) -> None:
     """Where a model has no limits the answer lacks words, what bounds it, and a number, how far it is from that."""
     file = tmp_path / "report.html"

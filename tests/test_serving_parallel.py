@@ -154,6 +154,7 @@ def check_silence(engine: ParallelEngine, line: str) -> None:
     assert not any(psutil.pid_exists(worker.process.pid) for worker in engine.workers)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_device_ends_all() -> None:
     """It comes to light in the thread that answers."""
     engine = started(Parts(1, 2), maker="serving_parts:failing_part")
