@@ -177,8 +177,8 @@ def simulated_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What scripts simulate with the committed costs, for 14 s, one worker of a run simulates for all."""
     folder = tmp_path_factory.getbasetemp()
     with pytest.MonkeyPatch.context() as patch:
-        kept = keeping_points((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "points")
-        patch.setattr(agreement, "_simulated", kept)
+        simulate = keeping_points((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "points")
+        patch.setattr(agreement, "_simulated", simulate)
         yield
 
 

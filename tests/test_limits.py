@@ -80,17 +80,21 @@ def test_the_traffic_of_a_fused_lookup_is_without_its_table(is_read_whole: bool,
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_the_launch_is_that_of_the_number_of_streams_that_takes_the_least(width: int, best: int) -> None:
     """By mocked times, which rise on both sides of `best` streams."""
-    asked: list[int] = []
+    numbers_tried: list[int] = []
 
     def empty_graph_ms(_: torch.device, num_kernels: int, num_streams: int) -> float:
         assert num_kernels == 1000
-        asked.append(num_streams)
+        numbers_tried.append(num_streams)
         return 1.0 + abs(num_streams - best)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "empty_graph_ms", empty_graph_ms)
         least = calibration.least_empty_graph_ms(CPU, 1000, width)
-    assert {1, width} <= set(asked) and max(asked) == width and least == min(1.0 + abs(n - best) for n in asked)
+    assert (
+        {1, width} <= set(numbers_tried)
+        and max(numbers_tried) == width
+        and least == min(1.0 + abs(n - best) for n in numbers_tried)
+    )
     if best <= width:
         assert least <= 1.0 + best / 2  # half or twice as many are among them
 

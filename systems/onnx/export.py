@@ -189,12 +189,12 @@ def _even_bags(
     """Bags of equally many rows, by their sums, means or maxima. What else the operator returns is not read."""
     from onnxscript import opset18 as op
 
-    found = op.Gather(table, rows)
+    vectors = op.Gather(table, rows)
     if rows.shape[0] != beginnings.shape[0]:
         sizes = [beginnings.shape[0], rows.shape[0] // beginnings.shape[0], table.shape[1]]
         reduce = (op.ReduceSum, op.ReduceMean, op.ReduceMax)[mode]
-        found = reduce(op.Reshape(found, op.Constant(value_ints=sizes)), op.Constant(value_ints=[1]), keepdims=0)
-    return found, beginnings, beginnings, beginnings
+        vectors = reduce(op.Reshape(vectors, op.Constant(value_ints=sizes)), op.Constant(value_ints=[1]), keepdims=0)
+    return vectors, beginnings, beginnings, beginnings
 
 
 def _index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
