@@ -10,7 +10,7 @@ from types import FrameType
 
 import torch
 
-from conf.text import first_line
+from conf.text import first_line, words_of
 
 from .base import Unsupported
 
@@ -18,6 +18,14 @@ from .base import Unsupported
 one_at_a_time = threading.RLock()
 TRITONS_FOLDER = "TRITON_CACHE_DIR"  # of Triton's cache; TorchInductor moves it where nobody has named one
 AGAIN_SECONDS = 5.0  # after which what swallowed being interrupted is interrupted once more
+# In the words of allocators and libraries, which have no type of error for it.
+NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "Failed to allocate memory",
+    "ALLOC_FAILED",
+    "Storage size calculation overflowed",
+)
 FROZEN_BY_PYTHON = 1000  # objects, at most: Python 3.12 freezes some hundred when it starts
 
 
@@ -88,6 +96,20 @@ def variable_kept(name: str, value: str | None = None) -> Iterator[None]:
             os.environ[name] = before
         else:
             os.environ.pop(name, None)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Is it for want of memory?"""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, Exception) and any(words in words_of(error) for words in NO_MEMORY)
+
+
+def give_back() -> None:
+    """Return to the GPU what torch's allocator keeps of it for later."""
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def uncapturable(error: RuntimeError, what: str = "it") -> RuntimeError | Unsupported:

@@ -19,6 +19,8 @@ from torch.utils._pytree import tree_leaves, tree_structure
 
 import models
 import systems
+from runners.cell.messages import Failed, Ready, Round
+from runners.cell.worker import guarded
 from runners.machine.environment import libraries
 from runners.measurements import correctness
 from systems.base import BadOption, Unsupported
@@ -327,3 +329,22 @@ class TestOnnxRuntime:
         assert options.intra_op_num_threads == options.inter_op_num_threads == torch.get_num_threads()
         assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
         assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [("AllocateRawInternal Failed to allocate memory for requested buffer", "out_of_memory"), ("no kernel", "unsupported")],
+)
+def test_a_session_that_lacks_memory_is_not_unsupported(words: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+    def refuses(*_: object, **__: object) -> None:
+        raise Fail(words)
+
+    def prepares(_: object) -> Ready:
+        OnnxRuntime()._session("model.onnx", Exported(small(), image()), None)
+        return Ready()
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", refuses)
+    answer = guarded(prepares, Round())
+    assert isinstance(answer, Failed) and answer.status == status and words in answer.reason

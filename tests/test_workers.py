@@ -1,5 +1,6 @@
 """Processes of cells: what they import and build ahead, how their ends are told, and that none outlives its parent."""
 
+import io
 import math
 import os
 import signal
@@ -16,8 +17,8 @@ from conftest import ROOT, gone, soon, worker_of
 import models
 from models import loading
 from results.cell import Cell, Conditions, choose
-from runners.cell.messages import Check, Checked, Failed, NoMessage, Round, Turn, answer_to, encoded
-from runners.cell.worker import build_ahead
+from runners.cell.messages import Check, Checked, Failed, NoMessage, Prepare, Ready, Round, Turn, answer_to, encoded
+from runners.cell.worker import Worker, build_ahead
 from runners.request.request import Request, SweepOptions
 from runners.sweep.cell_process import CellProcess
 from runners.sweep.checking import Tried, tried
@@ -198,3 +199,15 @@ def test_memory_that_processes_share_counts_once() -> None:
         os.killpg(parent.pid, signal.SIGKILL)
         parent.wait()
     assert host_memory([process], 0) == 0  # has ended since it was listed
+
+
+def test_a_process_that_prepares_for_the_rounds_gives_the_gpus_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mock of torch's allocator, which alone knows what a GPU lends it."""
+    told: list[str] = []
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: told.append("given back"))
+    chosen = choose("model", "squeezenet"), choose("system", "eager"), choose("runner", "latency")
+    worker = Worker(io.StringIO())
+    monkeypatch.setattr("runners.cell.session.Session.prepare", lambda session: told.append("prepared"))
+    assert worker.carry_out(Prepare(Cell(*chosen, Conditions(1, "cpu")))) == Ready()
+    assert told[-2:] == ["prepared", "given back"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from models.model import TF32
 from systems.arithmetic import disturb, epsilon, without_tf32
+from systems.preparing import give_back
 
 WIDE = {"fp64": torch.float64, "fp32": torch.float32}  # the highest first
 FEWEST_DRAWS = 2  # they show whether the output depends on the inputs
@@ -54,13 +54,13 @@ def references(module: Callable[..., object], draws: Sequence[Inputs], precision
                 try:
                     return _of_copy(module, draws, precision, name)
                 except Exception:  # what a module raises that insists on its own types, or for which there is no memory
-                    _give_back()
+                    give_back()
         with _exact(torch.get_default_dtype()):
             outputs = _outputs(module, draws, None)
             disturbed = _outputs(module, draws[: len(outputs)], None, is_disturbed=True)
         return References("fp32" if precision in TF32 else precision, outputs, disturbed)
     finally:
-        _give_back()
+        give_back()
 
 
 def _of_copy(module: nn.Module, draws: Sequence[Inputs], precision: str, name: str) -> References:
@@ -118,10 +118,3 @@ def _exact(dtype: torch.dtype) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(default)
-
-
-def _give_back() -> None:
-    """Leave a GPU's memory as it was found."""
-    if torch.cuda.is_initialized():
-        gc.collect()
-        torch.cuda.empty_cache()

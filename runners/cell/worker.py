@@ -19,21 +19,19 @@ from time import perf_counter
 from typing import IO, TYPE_CHECKING
 
 from conf.own_code import with_own_line
-from conf.text import first_line, words_of
+from conf.text import first_line
 from results.cell import Cell, Choice
 from results.words import one_line
 from runners.machine.installation import module_name
 from runners.machine.keeper import end_as
 from runners.measurements.registry import plan
-from systems.preparing import collector_off
+from systems.preparing import collector_off, give_back, lacks_memory
 
 from . import messages
 from .messages import Answer, Command, Failed, Phase, Refused, decoded, encoded
 
 if TYPE_CHECKING:
     from .session import Session
-
-NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # as others than torch's own exception put it
 
 
 class Phases:
@@ -125,6 +123,7 @@ class Worker:
             case messages.Prepare():
                 self._session = self._opened(command.cell, Phases(self.report))
                 self._session.prepare()
+                give_back()  # those that are prepared after it need it
                 return messages.Ready()
             case messages.Measure():
                 return self._measure(command)
@@ -231,8 +230,6 @@ def guarded(carry_out: Callable[[Command], Answer], command: Command) -> Answer:
     except Exception as error:  # whatever a model or a library raises is that cell's failure, and stands in its record
         import traceback
 
-        import torch
-
         from models import BadModel
         from systems.base import BadOption, Unsupported
 
@@ -242,8 +239,7 @@ def guarded(carry_out: Callable[[Command], Answer], command: Command) -> Answer:
             return Failed("unsupported", with_own_line(reason_of(error), error))
         with suppress(Exception):  # an error's message may itself be one
             traceback.print_exc()
-        is_known = isinstance(error, torch.cuda.OutOfMemoryError | MemoryError)
-        if is_known or (isinstance(error, RuntimeError) and any(words in words_of(error) for words in NO_MEMORY)):
+        if lacks_memory(error):
             return Failed("out_of_memory", reason_of(error))
         return Failed("failed", with_own_line(f"{type(error).__name__}: {reason_of(error)}", error))
 

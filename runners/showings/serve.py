@@ -95,7 +95,7 @@ def served(cell: Cell, listener: socket.socket) -> int:
     from runners.serving.session import server_of
     from runners.serving.text import Bytes
     from systems.base import BadOption, Unsupported
-    from systems.serving.engine import lacks_memory
+    from systems.preparing import lacks_memory
     from systems.serving.parallel import EngineEnded
 
     folder = Path(str(cell.model.get("path"))).expanduser() if cell.model.name == FOLDER else None

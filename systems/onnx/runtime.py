@@ -17,6 +17,7 @@ from systems.cache import Cache
 from systems.compilers.compiled import Compiled, StaticBuffers, bytes_outside_torch, empty_outputs
 from systems.compilers.exported import Exported
 from systems.notice import Caution
+from systems.preparing import lacks_memory
 
 from .export import MODEL, OnnxNotes, onnx_file, unavailable
 from .session import BoundSession
@@ -113,6 +114,8 @@ class OnnxRuntime(System):
         try:
             session = onnxruntime.InferenceSession(file, options, providers=providers)
         except (raised.NotImplemented, raised.InvalidGraph, raised.Fail) as error:  # it has no kernel, or cannot capture
+            if lacks_memory(error):
+                raise
             raise Unsupported(f"ONNX Runtime cannot load it: {first_line(error)}") from error
         if provider not in session.get_providers():  # ONNX Runtime goes on without a provider that does not load
             why = first_line(printed.getvalue()) or "it wants CUDA or cuDNN of another version"

@@ -30,7 +30,6 @@ EXECUTED_SIZES = (1, 4, 16, 64, 256)  # fewer: a system may take minutes for eac
 NUM_COPIES = 3  # of a batch's numbers on the host: two batches in flight, and the next
 REPLAYS = 20  # back to back, for the time of one
 FEW_REPLAYS = 3  # for the time of each of many
-NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED", "Storage size calculation overflowed")
 
 Executor: TypeAlias = Callable[[nn.Module, tuple[Tensor, ...]], Prepared]  # as System.prepare
 
@@ -354,13 +353,6 @@ class LocalEngine(Engine):
                 host, ended = host.pin_memory(), torch.cuda.Event()
             copies.append(Copy(host, self.layouts.layout(host, parts), ended))
         return torch.from_numpy(numbers).to(self.device), parts, copies
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Is it for want of memory? A CPU's allocator and libraries have no type of error for that."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 def indexes_faster_than_larger(seconds: Sequence[float]) -> list[int]:

@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from conf.text import first_line
-from systems.preparing import collector_spared
+from systems.preparing import collector_spared, lacks_memory
 
 from .control import END, Control, PipeControl, TensorControl, Wiring
-from .engine import Decoder, LocalEngine, lacks_memory
+from .engine import Decoder, LocalEngine
 from .link import Link
 from .message import from_bytes
 from .parts import REDUCTIONS, SHARE, Parts, slot_bytes
