@@ -44,7 +44,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(
     ("model", "options", "steps", "make"),
     [
-        ("mobilenet_v2_cifar10", {}, 4, sgd),
+        ("mobilenet_v2_cifar10", {}, 2, sgd),
         ("bert", SMALL_BERT, 8, adamw),
         pytest.param("efficientnet_b0_cifar10", {}, 4, adamw, marks=pytest.mark.slow),
         pytest.param("bert", SMALL_BERT, 100, sgd, marks=pytest.mark.slow),

@@ -233,6 +233,7 @@ def test_a_search_without_further_candidates_is_finished(tmp_path: Path) -> None
     assert not TestLog.log(tmp_path, [(1, 10.0)]).is_finished(8, 100.0)  # another search has found one
 
 
+@pytest.mark.slow
 def test_a_gpus_candidates_are_of_its_own_schedule_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not of functions that measuring the defaults has scheduled. The GPU need not be here, nor times be real."""
     monkeypatch.setattr(tvm_tuning, "Measuring", type("Timed", (Timed,), {"measured": []}))
