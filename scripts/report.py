@@ -33,6 +33,8 @@ import matplotlib
 matplotlib.use("svg")
 
 import jinja2
+from rich.console import Console
+from rich.progress import Progress
 
 from results.published.value import Value
 from results.published.values import NoSuchValue
@@ -170,21 +172,27 @@ def make(
         NoSchedule: a schedule has a cycle.
     """
     sections: list[Section] = []
-    number = 0
-    for setting, measured in settings.items():
-        over = measured.system(baseline)
-        charts, refused = draw_all(measured, usual(measured), over, published)
-        figures = []
-        for name, chart in charts.items():
-            number += 1
-            suffix = name.removeprefix(f"{chart.name}-b")
-            heading = chart.title + (f", batch {suffix}" if suffix != name else "")
-            file = f"{pictures}/{name}{f'-{setting.slug}' if len(settings) > 1 else ''}.svg"
-            figures.append(Figure(name, heading, chart.caption, inlined(chart, number), file))
-        cells, gains, remarks = content.cells(measured, over), content.gains(measured), content.remarks(measured)
-        environment = content.environment(measured)
-        own_answer = answer(measured, over)
-        sections.append(Section(setting.label, own_answer, environment, cells, gains, remarks, figures, refused))
+    names = {setting: usual(measured) for setting, measured in settings.items()}
+    number, console = 0, Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("drawing", total=sum(map(len, names.values())))
+        for setting, measured in settings.items():
+            over = measured.system(baseline)
+            figures, refused = list[Figure](), dict[str, str]()
+            for drawn_name in names[setting]:
+                charts, without = draw_all(measured, [drawn_name], over, published)
+                refused |= without
+                for name, chart in charts.items():
+                    number += 1
+                    suffix = name.removeprefix(f"{chart.name}-b")
+                    heading = chart.title + (f", batch {suffix}" if suffix != name else "")
+                    file = f"{pictures}/{name}{f'-{setting.slug}' if len(settings) > 1 else ''}.svg"
+                    figures.append(Figure(name, heading, chart.caption, inlined(chart, number), file))
+                progress.advance(task)
+            cells, gains, remarks = content.cells(measured, over), content.gains(measured), content.remarks(measured)
+            environment = content.environment(measured)
+            own_answer = answer(measured, over)
+            sections.append(Section(setting.label, own_answer, environment, cells, gains, remarks, figures, refused))
     drawn = [
         Drawn(graph.title, graph.summary, graph.to_svg(), f"{pictures}/schedule-{position}.svg", graph.gains)
         for position, graph in enumerate(schedules, start=1)

@@ -361,6 +361,14 @@ def test_the_command_writes_both_pages(tmp_path: Path) -> None:
     assert "![a model, nimble" in text.read_text()
 
 
+def test_a_terminal_is_told_how_far_the_charts_are(script: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = REFERENCE / "level.jsonl.gz"
+    arguments = "report", "--results", str(records), "--models", "bert", "--output", str(folder / "r.html")
+    assert not script(*arguments).stderr
+    monkeypatch.setenv("FORCE_COLOR", "1")  # stands for a terminal, as rich has it
+    assert "drawing" in script(*arguments).stderr
+
+
 def test_the_answer_names_the_fastest_and_what_is_level_with_it() -> None:
     selection = Selection([record for record in records() if record.cell.runner.name == "bench"])
     rows = fastest(selection, named("system", "eager"))
