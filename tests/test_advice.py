@@ -185,7 +185,7 @@ def test_the_runner_advises_without_a_gpu(run: Run, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "source"),
     [
-        (["runner.gpu=v100"], "on v100: a guess: kernels measured on NVIDIA H200\n"),
+        pytest.param(["runner.gpu=v100"], "on v100: a guess: kernels measured on NVIDIA H200\n", marks=pytest.mark.slow),
         (["runner.gpu=v100", "precision=fp32"], "on v100: kernels measured nowhere, 100% of their time estimated"),
         (["algorithms=timed"], "on h200: kernels measured on NVIDIA H200, by other algorithms\n"),
     ],

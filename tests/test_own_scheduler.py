@@ -77,6 +77,7 @@ def test_it_runs_in_a_sweep_and_by_itself(own: Path, folder: Path, run: Run) -> 
     assert len(list((folder / "r").glob("*.json"))) == 3  # a changed function is another cell
 
 
+@pytest.mark.slow
 def test_its_schedule_is_written(own: Path, folder: Path, run_here: Run) -> None:
     file = ["runner=schedule", "model=custom", "model.factory=tiny:make", "device=cpu", "output=s.json"]
     assert run_here(*file, "system=custom", "system.plan=mine.wide:plan").returncode == 0

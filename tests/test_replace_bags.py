@@ -52,6 +52,17 @@ def test_what_else_reads_the_beginnings_still_does() -> None:
         assert torch.equal(program.run((x,))[0], module(x))
 
 
+@pytest.mark.parametrize("named", range(5))
+def test_arguments_that_are_left_out_are_the_operators_own(named: int) -> None:
+    further = (False, 1, False, None)[:named]
+    module = bags(lambda p, x: torch.embedding_bag(p["a"].weight, x, torch.arange(x.shape[0]), *further)[0])
+    x = torch.tensor([3, 1, 4])
+    program, decisions = replace_bags(capture(module, (x,)), COUNTING)
+    assert len(decisions) == 1 and "embedding_bag" not in names(program)
+    with torch.no_grad():
+        assert torch.equal(program.run((x,))[0], module(x))
+
+
 STAYS: dict[str, Function] = {
     "bags of two rows": bags(lambda p, x: p["a"](x, torch.arange(0, x.shape[0], 2))),
     "a first bag without rows": bags(lambda p, x: p["a"](x, torch.arange(x.shape[0]) - 1 + 1)),

@@ -89,6 +89,7 @@ def of_schema_1(system: dict[str, Any] | None = None, **more: Any) -> dict[str, 
     return document | more
 
 
+@pytest.mark.slow
 def test_every_committed_record_is_read() -> None:
     parts = list(Store(REFERENCE).parts())
     lines = [line for pack in REFERENCE.rglob("*.jsonl.gz") for line in gzip.decompress(pack.read_bytes()).splitlines()]
@@ -242,7 +243,7 @@ def paths(document: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ..
         yield from paths(value, (*before, key))
 
 
-@pytest.mark.parametrize("schema", [1, 2])
+@pytest.mark.parametrize("schema", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("sweep", ["overview", "reductions"])  # of the latter the system rewrites the model
 def test_a_damaged_document_is_a_record_or_is_told_in_a_line(sweep: str, schema: int) -> None:
     """Each field removed, and of each wrong type: no exception but NotARecord."""

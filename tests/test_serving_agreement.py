@@ -54,6 +54,7 @@ def slow_costs(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "slow.json")
 
 
+@pytest.mark.slow
 def test_committed_costs_are_as_near_as_simulated_figures_need() -> None:
     among = points_of(COMMITTED, LENGTHS)
     assert len(among) == 18 and all(point.is_near for point in among)
@@ -77,6 +78,7 @@ def test_requests_of_one_length_stand_by_their_own_points() -> None:
     assert standing(COMMITTED, Lengths("1", "1")) == (False, NO_RECORD)
 
 
+@pytest.mark.slow
 def test_costs_that_are_off_are_refused(slow_costs: str) -> None:
     is_near, how = standing(slow_costs, LENGTHS)
     assert not is_near and how.startswith(f"{NUM_SHORT} of {NUM_SHORT} real points are not within 5% and 10%")
@@ -90,6 +92,7 @@ def test_systems_that_no_real_point_is_of_are_named() -> None:
     assert standing(COMMITTED, LENGTHS, ["orca", "request_level"]) == standing(COMMITTED, LENGTHS)
 
 
+@pytest.mark.slow
 def test_costs_of_another_gpu_go_by_the_points_of_committed_ones(tmp_path: Path) -> None:
     """No real point is theirs."""
     document = read_json(costs_file(COMMITTED)) | {"device": "NVIDIA B300"}

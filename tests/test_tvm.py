@@ -161,6 +161,7 @@ def test_the_library_is_kept_and_loaded_again(monkeypatch: pytest.MonkeyPatch) -
     assert Tvm().prepare(small(), image()).compilation.is_compiled_now
 
 
+@pytest.mark.slow
 def test_batch_norms_need_no_folding_by_tvm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is one multiplication and one addition of constants."""
     import tvm

@@ -17,6 +17,17 @@ from .patterns import shape_of
 aten = torch.ops.aten
 BAGS = (aten.embedding_bag.default, aten.embedding_bag.padding_idx)
 NUMBERS = (aten.arange.default, aten.arange.start, aten.arange.start_step)
+DEFAULTS: tuple[Any, ...] = (
+    None,
+    None,
+    None,
+    False,
+    0,
+    False,
+    None,
+    False,
+    None,
+)  # of a bag's arguments; the first three have none
 EMBEDDING = aten.embedding.default
 
 
@@ -58,7 +69,8 @@ def _is_of_single_rows(program: Program, v: int) -> bool:
     call = program.calls[v]
     if call.function not in BAGS or call.kwargs:
         return False
-    _, rows, beginnings, _, _, _, weights, has_last, padding = (*call.args, *(False, 0, False, None, False, None))[:9]
+    arguments: tuple[Any, ...] = (*call.args, *DEFAULTS[len(call.args) :])
+    _, rows, beginnings, _, _, _, weights, has_last, padding = arguments
     if weights is not None or has_last or padding is not None or not isinstance(beginnings, Output):
         return False
     read = [a for c in program.calls for a in c.references() if a.operator == v]
