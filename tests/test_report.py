@@ -362,8 +362,8 @@ def test_the_command_writes_both_pages(tmp_path: Path) -> None:
 
 
 def test_a_terminal_is_told_how_far_the_charts_are(script: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = REFERENCE / "level.jsonl.gz"
-    arguments = "report", "--results", str(records), "--models", "bert", "--output", str(folder / "r.html")
+    pack = REFERENCE / "level.jsonl.gz"
+    arguments = "report", "--results", str(pack), "--models", "bert", "--output", str(folder / "r.html")
     assert not script(*arguments).stderr
     monkeypatch.setenv("FORCE_COLOR", "1")  # stands for a terminal, as rich has it
     assert "drawing" in script(*arguments).stderr

@@ -203,11 +203,11 @@ def test_memory_that_processes_share_counts_once() -> None:
 
 def test_a_process_that_prepares_for_the_rounds_gives_the_gpus_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mock of torch's allocator, which alone knows what a GPU lends it."""
-    told: list[str] = []
+    steps_taken: list[str] = []
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.cuda.empty_cache", lambda: told.append("given back"))
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: steps_taken.append("given back"))
     chosen = choose("model", "squeezenet"), choose("system", "eager"), choose("runner", "latency")
     worker = Worker(io.StringIO())
-    monkeypatch.setattr("runners.cell.session.Session.prepare", lambda session: told.append("prepared"))
+    monkeypatch.setattr("runners.cell.session.Session.prepare", lambda session: steps_taken.append("prepared"))
     assert worker.carry_out(Prepare(Cell(*chosen, Conditions(1, "cpu")))) == Ready()
-    assert told[-2:] == ["prepared", "given back"]
+    assert steps_taken[-2:] == ["prepared", "given back"]
