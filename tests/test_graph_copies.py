@@ -127,6 +127,10 @@ def test_a_call_returns_what_its_inputs_say_however_they_lie(
             inputs = examples if how == "same" else [_lies_otherwise(torch.randn_like(x), how) for x in examples]
             refused = {x.data_ptr() for x in inputs} if how == "refused" else set()
             graph.runtime.refuses = None if how == "all refused" else refused
+            if any(x.is_conj() or x.is_neg() for x in inputs):
+                with pytest.raises(ValueError, match="by a flag alone"):
+                    graph(*inputs)
+                continue
             *outputs, constant = graph(*inputs)
             assert constant is None
             for x, output in zip(inputs, outputs, strict=True):
@@ -134,6 +138,18 @@ def test_a_call_returns_what_its_inputs_say_however_they_lie(
             answers.append((outputs, [x + x for x in inputs]))
         for outputs, expected in answers:  # still, after later calls
             assert all(map(torch.equal, outputs, expected))
+
+
+def test_only_inputs_of_the_graphs_form_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, x = Doubling([torch.ones(3), torch.ones(2)], monkeypatch), torch.ones(3)
+    for _ in range(2):  # compared in Python, then by the form of the call before
+        assert torch.equal(graph(x, torch.ones(2))[0], 2 * x)
+        for wrong in ((x,), (x, torch.ones(3)), (x, torch.ones(2).double()), (x, torch.ones(2, device="meta")), (x, 1.0)):
+            with pytest.raises(ValueError, match=r"prepare|not a tensor"):
+                graph(*wrong)  # type: ignore[arg-type]
+    x.resize_(2)
+    with pytest.raises(ValueError, match="input 0 is float32"):
+        graph(x, torch.ones(2))
 
 
 def test_turned_off_it_writes_to_no_tensor_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +169,8 @@ def test_turned_off_it_writes_to_no_tensor_of_a_call(monkeypatch: pytest.MonkeyP
 
 def test_a_static_input_may_be_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Doubling([torch.ones(3)], monkeypatch)
-    assert torch.equal(graph(graph.static[0])[0], torch.full((3,), 2.0))
+    for x in (graph.static[0], torch.ones(3), graph.static[0]):  # before and after its form is known
+        assert torch.equal(graph(x)[0], torch.full((3,), 2.0))
 
 
 def test_a_row_of_a_longer_one_is_read_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,10 +98,10 @@ class CudaExecutor(Scheduled):
         if torch.is_grad_enabled():  # a static input that took part in a gradient would hold on to the caller's graph
             with torch.no_grad():
                 return self(*inputs)
-        self.program.check(inputs)
         if self.graph_exec is None:
             raise RuntimeError("this executor is closed")
         if self.program.changed:  # a second launch would change them twice
+            self.program.check(inputs)
             self.program.derived.refresh()
         outputs = self.copies.run(inputs, self._launch_fresh)
         self.check_module(self._is_busy)  # last: it costs no time meanwhile

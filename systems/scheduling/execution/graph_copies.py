@@ -11,6 +11,9 @@ import torch
 from cuda.bindings import runtime as cudart
 from torch import Tensor
 
+from systems.scheduling.graph.input_form import InputForm, lie_by_strides
+from systems.scheduling.graph.program import check_inputs
+
 from .cuda_streams import checked, num_captured
 from .members import PLAIN
 
@@ -33,11 +36,10 @@ class _Copy:
         # Each call sets the other end before the node runs; until then both ends are this one.
         checked(cudart.cudaMemcpyAsync(self.address, self.address, self.bytes, ON_DEVICE, stream))
         self.node: Any = None
-        self.other = 0  # the address of the call's tensor
 
     def readable(self, x: Tensor) -> Tensor:
         """A call's input, or a copy of it, that lies as `own` does."""
-        is_memory = x.__class__ in PLAIN and x.data_ptr() != self.address and not x.is_conj() and not x.is_neg()
+        is_memory = x.__class__ in PLAIN and x.data_ptr() != self.address
         # Slices have other strides in dimensions of size 1, where a stride says nothing.
         if is_memory and (x.stride() == self.strides or (self.is_contiguous and x.is_contiguous())):
             return x
@@ -49,7 +51,9 @@ class GraphCopies:
 
     What nodes cannot copy, a call copies before and after the launch.
 
-    Invariant: a launch with them on copies from and to tensors of the call that it is of.
+    Invariants:
+        A launch with them on copies from and to tensors of the call that it is of.
+        Nodes can read inputs of `form` where those lie, unless that is where kernels read.
 
     Args:
         device: of the graph.
@@ -62,6 +66,9 @@ class GraphCopies:
         self.inputs: dict[int, _Copy] = {}  # by the input's place
         self.outputs: dict[int, _Copy] = {}  # by the result's place
         self.copies: list[_Copy] = []  # all of them, the inputs' first
+        self.others: list[int] = []  # the address of the call's tensor, of each of the copies
+        self.own: set[int] = set()  # addresses where kernels read inputs that nodes copy
+        self.form: InputForm | None = None
         self.filled: list[int] = []  # places of the inputs that calls copy
         self.cloned: list[int] = []  # and of the results
         self.is_on = False
@@ -74,6 +81,7 @@ class GraphCopies:
         """
         self.static = static
         self.inputs = {i: _Copy(x, True, stream) for i, x in enumerate(static) if can_copy(x, self.device)}
+        self.own = {copy.address for copy in self.inputs.values()}
         self.filled = [i for i, x in enumerate(static) if x.numel() and i not in self.inputs]
 
     def capture_outputs(self, outputs: Sequence[Any], keeps: Callable[[Tensor], bool], stream: Any) -> None:
@@ -92,6 +100,7 @@ class GraphCopies:
         graph: as captured; it has to live as long as `graph_exec`, made of it.
         """
         self.exec, self.copies = graph_exec, [*self.inputs.values(), *self.outputs.values()]
+        self.others = [0] * len(self.copies)
         if self.copies:
             nodes, _ = checked(cudart.cudaGraphGetNodes(graph, max(copy.number for copy in self.copies) + 1))
             for copy in self.copies:
@@ -102,12 +111,15 @@ class GraphCopies:
         """A call's outputs.
 
         Args:
-            inputs: of the static inputs' shapes, dtypes and device.
+            inputs: of the call.
             launch: the graph, on the current stream.
+
+        Raises:
+            ValueError: the inputs have other shapes, dtypes or another device than the static ones.
         """
-        read = [copy.readable(inputs[i]) for i, copy in self.inputs.items()]
+        read, addresses = self._read(inputs)
         written = [torch.empty_like(copy.own) for copy in self.outputs.values()]
-        is_within = self._turned_on([*read, *written])
+        is_within = self._turned_on([*addresses, *(x.data_ptr() for x in written)])
         for i in self.filled:
             self.static[i].copy_(inputs[i], non_blocking=True)
         if not is_within:
@@ -124,28 +136,43 @@ class GraphCopies:
     def close(self) -> None:
         """Let go of the graph's tensors."""
         self.static, self.results, self.inputs, self.outputs, self.copies = (), (), {}, {}, []
+        self.form = None
 
     def turn_off(self) -> None:
         """The next launch runs the kernels alone, on what lies in the static inputs."""
         if self.is_on:
             self._switch(False)
 
-    def _turned_on(self, tensors: Sequence[Tensor]) -> bool:
-        """The next launch copies from and to these tensors of a call.
+    def _read(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+        """What the nodes read, of the call's inputs or of copies of them, and where that lies. Raises as `run`."""
+        if self.form is not None and self.form.is_of(inputs):
+            read = [inputs[i] for i in self.inputs]
+            addresses = [*map(Tensor.data_ptr, read)]
+            if self.own.isdisjoint(addresses):
+                return read, addresses
+        check_inputs(inputs, self.static)
+        read = [copy.readable(inputs[i]) for i, copy in self.inputs.items()]
+        has_form = all(x is inputs[i] for i, x in zip(self.inputs, read, strict=True)) and lie_by_strides(inputs)
+        self.form = InputForm(inputs) if has_form else None
+        return read, [*map(Tensor.data_ptr, read)]
+
+    def _turned_on(self, addresses: list[int]) -> bool:
+        """The next launch copies from and to these addresses, one a copy.
 
         False, and off, where CUDA refuses one of them, as it may where that is memory of another kind.
         """
-        moved = [(c, new) for c, x in zip(self.copies, tensors, strict=True) if (new := x.data_ptr()) != c.other]
-        if moved:
+        if addresses != self.others:
             with torch.cuda.device(self.device):
-                for copy, new in moved:
+                for k, (copy, new) in enumerate(zip(self.copies, addresses, strict=True)):
+                    if new == self.others[k]:
+                        continue
                     ends = (copy.address, new) if copy.is_input else (new, copy.address)
                     setting = self.exec, copy.node, *ends, copy.bytes, ON_DEVICE
                     (status,) = cudart.cudaGraphExecMemcpyNodeSetParams1D(*setting)
                     if status != cudart.cudaError_t.cudaSuccess:
                         self.turn_off()
                         return False
-                    copy.other = new
+                    self.others[k] = new
         if not self.is_on:
             self._switch(True)
         return True
