@@ -247,6 +247,7 @@ def test_a_gpus_candidates_are_of_its_own_schedule_space(tmp_path: Path, monkeyp
     assert counts == {"functions": 1, "tuned": 1}
 
 
+@pytest.mark.slow
 def test_a_function_keeps_a_default_that_no_candidate_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     compilation, _, _ = tuned_as_timed(2, 300.0, 0.5, 0.5, monkeypatch)
     assert (compilation.functions, compilation.tuned, compilation.trials) == (2, 0, 2)

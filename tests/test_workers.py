@@ -131,6 +131,7 @@ def test_the_options_of_a_gpus_cell_are_tried_in_a_process_that_ends(tmp_path: P
     assert not [p for p in psutil.Process().children() if "runners.machine.keeper" in p.cmdline()]
 
 
+@pytest.mark.slow
 def test_what_is_tried_leaves_the_process_as_it_was_or_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the first cell can be measured in it: each model is made in a fork, which nothing outlives."""
     (tmp_path / "tried.py").write_text(

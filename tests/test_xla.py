@@ -366,6 +366,7 @@ translated(Exported(torch.nn.ReLU().eval(), (torch.zeros(3),)))
 """
 
 
+@pytest.mark.slow
 def test_a_translation_that_is_killed_ends_its_process_and_leaves_nothing(torchax: Path) -> None:
     number, temporary, inductor = (torchax.parent / name for name in ("number", "temporary", "inductor"))
     temporary.mkdir()
