@@ -48,9 +48,7 @@ def exhibit(name: str) -> tuple[Preset, Recorded, dict[str, Chart]]:
 
 # Those with a committed picture: to draw all takes half a minute, and each process of a run asks for their names.
 EXHIBITS = [name for name in names() if any(PICTURES.glob(f"{name.replace('/', '-')}[-.]*"))]
-# One of each system is drawn in the fast tests: traces take long to read, and large charts to draw.
-FAST = ("nimble/figure2c", "ios/table1", "opara/figure8", "orca/figure4.7a", "windtunnel/table5.4_nycflights13")
-EACH = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in EXHIBITS]
+pytestmark = pytest.mark.slow  # traces take long to read, and large charts to draw
 
 
 def charts(name: str, *kinds: str) -> list[tuple[str, Figure]]:
@@ -79,12 +77,11 @@ def alike(patches: Sequence[Patch]) -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.slow
 def test_every_exhibit_that_can_be_drawn_has_a_picture() -> None:
-    assert [name for name in names() if exhibit(name)[2]] == EXHIBITS and set(FAST) <= set(EXHIBITS)
+    assert [name for name in names() if exhibit(name)[2]] == EXHIBITS
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_a_title_names_the_exhibit_and_the_setting(name: str) -> None:
     preset, best, drawn = exhibit(name)
     paper, number = name.split("/")
@@ -99,14 +96,14 @@ def test_a_title_names_the_exhibit_and_the_setting(name: str) -> None:
         assert f"{match[1]} {match[2]}" in preset.title
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_names_are_written_as_people_write_them(name: str) -> None:
     for key, figure in charts(name):
         identifiers = set(IDENTIFIER.findall(words(figure))) - SAME_IN_WORDS
         assert not identifiers, key
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_a_subtitle_says_nothing_that_the_title_says(name: str) -> None:
     """As a model's name, or its batch; and its own parts differ."""
     preset, *_ = exhibit(name)
@@ -121,7 +118,7 @@ def test_a_subtitle_says_nothing_that_the_title_says(name: str) -> None:
         assert not [part for part in filter(None, parts) if re.search(rf"(?<!\w){re.escape(part)}(?!\w)", title)], key
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_a_chart_is_read_at_a_columns_width(name: str) -> None:
     for key, figure in charts(name):
         with style.house():
@@ -131,7 +128,7 @@ def test_a_chart_is_read_at_a_columns_width(name: str) -> None:
             check_words(figure)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_no_mark_is_cut_off_by_its_axes(name: str) -> None:
     for key, figure in charts(name):
         with style.house():
@@ -145,7 +142,7 @@ def test_no_mark_is_cut_off_by_its_axes(name: str) -> None:
                 assert all(inner.contains(x, y) for x, y in axes.transData.transform(line.get_xydata())), key
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_the_number_of_a_bar_stands_under_it_and_the_axes(name: str) -> None:
     """Clear of hatches, marks and the ends of whiskers, whose value it is not."""
     for key, figure in charts(name, *BARS):
@@ -162,7 +159,7 @@ def test_the_number_of_a_bar_stands_under_it_and_the_axes(name: str) -> None:
             assert all(whisker.get_path_effects() for whisker in axes.collections), key  # light around it, on a dark bar
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_bars_have_their_values_one_scale_and_looks_without_colour(name: str) -> None:
     for key, figure in charts(name, *BARS):
         assert len({axes.get_ylim() for axes in figure.axes}) == 1, key
@@ -175,7 +172,7 @@ def test_bars_have_their_values_one_scale_and_looks_without_colour(name: str) ->
         assert not alike(patches), key
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", EXHIBITS)
 def test_each_of_the_papers_systems_has_a_mark_or_a_note(name: str) -> None:
     preset, *_ = exhibit(name)
     for key, figure in charts(name, "speedup", "idle"):
@@ -261,7 +258,6 @@ def test_what_the_authors_released_is_marked_apart_from_what_the_paper_prints() 
     assert others and not any(finding.is_released for finding in others)
 
 
-@pytest.mark.slow
 def test_words_of_the_papers_stand_where_it_prints_no_number() -> None:
     """In the table, in the verdict and in the picture; judged by the number that stands for them."""
     _, best, drawn = exhibit("orca/figure4.8c_simulated")
@@ -307,7 +303,6 @@ def test_the_tradeoff_of_searches_has_the_ratios_of_the_table() -> None:
     assert sorted(shown) == pytest.approx(sorted([*(1 / ratio for ratio in latencies), 1.0, 1.0]))
 
 
-@pytest.mark.slow
 def test_lines_of_systems_differ_in_more_than_colour_and_say_once_what_all_share() -> None:
     """Few systems share a panel, where a dash and a fill tell them apart in print; each of many has a panel of its own."""
     assert len(set(serving.DASHES)) == len(set(serving.FILLS)) == serving.MOST <= len(style.LINES)
@@ -322,7 +317,6 @@ def test_lines_of_systems_differ_in_more_than_colour_and_say_once_what_all_share
     assert others[0] == "batches up to 1" and others[-2:] == ["falls behind", "SLO 34 ms a token"]
 
 
-@pytest.mark.slow
 def test_each_of_many_systems_has_a_panel_over_the_lines_of_the_others() -> None:
     _, _, drawn = exhibit("orca/microbatches")
     figure = drawn["serving"].figure

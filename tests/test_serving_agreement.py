@@ -67,6 +67,7 @@ def test_committed_costs_are_as_near_as_simulated_figures_need() -> None:
         assert record.cell.model.choice == "gpt_13b" and measured is not None and measured.value == point.normalized_ms_real
 
 
+@pytest.mark.slow
 def test_requests_of_one_length_stand_by_their_own_points() -> None:
     """Static batches of them are farther off than a simulated figure may be, and those of other lengths are near."""
     equal = points_of(COMMITTED, EQUAL)
@@ -131,6 +132,7 @@ def test_a_rate_that_neither_clock_keeps_up_with_has_a_throughput_alone() -> Non
     assert not Point("id", CELL, 8.0, 1.0, 1.0, None, 10.0).is_near
 
 
+@pytest.mark.slow
 def test_a_simulated_exhibit_has_no_verdict_where_its_costs_are_off(slow_costs: str) -> None:
     preset = Preset.read(EXHIBIT)
     (best, *_) = recorded(preset)
