@@ -106,6 +106,15 @@ def test_results_that_hold_nothing_are_told_in_a_line(script: Run, results: str,
     assert done.returncode == 2 and reason in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
 
 
+def test_the_page_says_how_many_are_measured_at_each_batch() -> None:
+    pack = ROOT / "results" / "reference" / "h200" / "today.jsonl.gz"
+    rows = [standing.row for standing in standings(by_setting(read([pack])).values())]
+    first, eighth = (len({model for model, at in rows if at == batch}) for batch in (1, 8))
+    said = {0: "none", 3: "three of them", 14: "All [fourteen](../../models/ZOO.md)"}
+    text = " ".join((ROOT / "results" / "reference" / "TODAY.md").read_text().split())
+    assert f"{said[first]} are measured at batch 1, {said[eighth]} at batch 8" in text
+
+
 def test_the_preset_has_every_network_of_today() -> None:
     """models/ZOO.md lists them, above those of the papers."""
     listed = (ROOT / "models" / "ZOO.md").read_text().split("## Networks of the papers")[0]
