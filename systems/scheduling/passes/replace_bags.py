@@ -17,17 +17,8 @@ from .patterns import shape_of
 aten = torch.ops.aten
 BAGS = (aten.embedding_bag.default, aten.embedding_bag.padding_idx)
 NUMBERS = (aten.arange.default, aten.arange.start, aten.arange.start_step)
-DEFAULTS: tuple[Any, ...] = (
-    None,
-    None,
-    None,
-    False,
-    0,
-    False,
-    None,
-    False,
-    None,
-)  # of a bag's arguments; the first three have none
+# Of a bag's arguments; the first three have none.
+DEFAULTS: tuple[Any, ...] = (*[None] * 3, False, 0, False, None, False, None)
 EMBEDDING = aten.embedding.default
 
 
