@@ -152,6 +152,15 @@ def test_only_inputs_of_the_graphs_form_are_read(monkeypatch: pytest.MonkeyPatch
         graph(x, torch.ones(2))
 
 
+def test_inputs_that_lie_otherwise_are_copied_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = Doubling([torch.ones(2, 3)], monkeypatch)
+    for _ in range(3):  # from the second on, their form is that of the call before
+        x = torch.randn(3, 2).t()
+        assert torch.equal(graph(x)[0], 2 * x)
+    y = torch.randn(2, 3)
+    assert torch.equal(graph(y)[0], 2 * y) and torch.equal(graph(x)[0], 2 * x)
+
+
 def test_turned_off_it_writes_to_no_tensor_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = Doubling([torch.ones(3)], monkeypatch)
     graph.copies.turn_off()

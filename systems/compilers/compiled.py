@@ -9,8 +9,7 @@ from torch import Tensor
 
 from systems.base import Compilation, Prepared
 from systems.pytorch.cuda_graph import CapturedModule
-from systems.scheduling.graph.input_form import InputForm, lie_by_strides
-from systems.scheduling.graph.program import check_inputs
+from systems.scheduling.graph.input_check import InputCheck
 
 from .exported import Exported
 
@@ -30,7 +29,7 @@ class Compiled(Prepared):
     def __init__(self, exported: Exported, bytes_before: int, compilation: Compilation):
         self.exported, self.bytes_before = exported, bytes_before
         self.compilation = compilation
-        self.form: InputForm | None = None  # of a call's inputs that were right
+        self.input_check = InputCheck(exported.inputs)
 
     @property
     def memory(self) -> dict[str, int]:
@@ -49,9 +48,7 @@ class Compiled(Prepared):
 
     @torch.no_grad()
     def __call__(self, *inputs: Tensor) -> Any:
-        if self.form is None or not self.form.is_of(inputs):
-            check_inputs(inputs, self.exported.inputs)
-            self.form = InputForm(inputs) if lie_by_strides(inputs) else None
+        self.input_check.is_known(inputs)  # raises where they are wrong
         arguments = [x.contiguous() for x in (*inputs, *self.exported.state)]
         return self.exported.settled(self.run(arguments))
 

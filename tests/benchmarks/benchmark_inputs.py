@@ -2,8 +2,9 @@
 
 python tests/benchmarks/benchmark_inputs.py
 
-`in Python` is check_inputs of systems/scheduling/graph/program.py; `by form` is InputForm beside it, which later calls of
-one form ask. Microseconds on the host, the least of several turns. Needs no GPU.
+`in Python` is check_inputs of systems/scheduling/graph/program.py. `by form` is InputForm of input_check.py there: a call
+asks it whether its inputs have the form of the last call's. Microseconds on the host, the least of several turns. Needs
+no GPU.
 """
 
 import sys
@@ -16,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 import torch
 
 from scripts.arguments import Parser
-from systems.scheduling.graph.input_form import InputForm
+from systems.scheduling.graph.input_check import InputForm
 from systems.scheduling.graph.program import check_inputs
 
 INPUTS = {"an image": [(1, 3, 224, 224)], "a recommender's row": [(1, 13), *[(1,)] * 26]}

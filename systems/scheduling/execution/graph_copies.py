@@ -11,8 +11,7 @@ import torch
 from cuda.bindings import runtime as cudart
 from torch import Tensor
 
-from systems.scheduling.graph.input_form import InputForm, lie_by_strides
-from systems.scheduling.graph.program import check_inputs
+from systems.scheduling.graph.input_check import InputCheck
 
 from .cuda_streams import checked, num_captured
 from .members import PLAIN
@@ -53,7 +52,7 @@ class GraphCopies:
 
     Invariants:
         A launch with them on copies from and to tensors of the call that it is of.
-        Nodes can read inputs of `form` where those lie, unless that is where kernels read.
+        Where `reads_inputs`, nodes can read inputs of the last call's form where those lie, unless kernels read there.
 
     Args:
         device: of the graph.
@@ -68,7 +67,8 @@ class GraphCopies:
         self.copies: list[_Copy] = []  # all of them, the inputs' first
         self.others: list[int] = []  # the address of the call's tensor, of each of the copies
         self.own: set[int] = set()  # addresses where kernels read inputs that nodes copy
-        self.form: InputForm | None = None
+        self.input_check = InputCheck(())
+        self.reads_inputs = False  # themselves, and no copies of them
         self.filled: list[int] = []  # places of the inputs that calls copy
         self.cloned: list[int] = []  # and of the results
         self.is_on = False
@@ -79,7 +79,7 @@ class GraphCopies:
         static: where kernels read each input.
         stream: all that is captured follows what is captured on it now.
         """
-        self.static = static
+        self.static, self.input_check = static, InputCheck(static)
         self.inputs = {i: _Copy(x, True, stream) for i, x in enumerate(static) if can_copy(x, self.device)}
         self.own = {copy.address for copy in self.inputs.values()}
         self.filled = [i for i, x in enumerate(static) if x.numel() and i not in self.inputs]
@@ -136,7 +136,7 @@ class GraphCopies:
     def close(self) -> None:
         """Let go of the graph's tensors."""
         self.static, self.results, self.inputs, self.outputs, self.copies = (), (), {}, {}, []
-        self.form = None
+        self.input_check = InputCheck(())
 
     def turn_off(self) -> None:
         """The next launch runs the kernels alone, on what lies in the static inputs."""
@@ -145,15 +145,13 @@ class GraphCopies:
 
     def _read(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
         """What the nodes read, of the call's inputs or of copies of them, and where that lies. Raises as `run`."""
-        if self.form is not None and self.form.is_of(inputs):
+        if self.input_check.is_known(inputs) and self.reads_inputs:
             read = [inputs[i] for i in self.inputs]
             addresses = [*map(Tensor.data_ptr, read)]
             if self.own.isdisjoint(addresses):
                 return read, addresses
-        check_inputs(inputs, self.static)
         read = [copy.readable(inputs[i]) for i, copy in self.inputs.items()]
-        has_form = all(x is inputs[i] for i, x in zip(self.inputs, read, strict=True)) and lie_by_strides(inputs)
-        self.form = InputForm(inputs) if has_form else None
+        self.reads_inputs = all(x is inputs[i] for i, x in zip(self.inputs, read, strict=True))
         return read, [*map(Tensor.data_ptr, read)]
 
     def _turned_on(self, addresses: list[int]) -> bool:

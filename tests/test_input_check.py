@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from systems.scheduling.graph.input_form import InputForm, lie_by_strides
+from systems.scheduling.graph.input_check import InputCheck, InputForm
 
 CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -68,7 +68,17 @@ def test_another_mode_of_the_thread_never_makes_a_form_fit_that_does_not(mode: C
     assert form.is_of([x])
 
 
-def test_what_has_no_strides_is_told_from_what_has() -> None:
-    x = torch.rand(2, 3)
-    assert lie_by_strides([x, x.t()]) and lie_by_strides([])
-    assert not lie_by_strides([x, x.to_sparse()]) and not lie_by_strides([x, 1.0])
+def test_wrong_inputs_are_refused_before_and_after_a_form_is_known() -> None:
+    check, x = InputCheck([torch.rand(2, 3)]), torch.rand(2, 3)
+    for is_known in (False, True, True):
+        for wrong in ([], [x, x], [x.double()], [x[:1]], [x.to_sparse()], [torch._neg_view(x)], [1.0]):
+            with pytest.raises(ValueError, match="input"):
+                check.is_known(wrong)  # type: ignore[arg-type]
+        assert check.is_known([x]) is is_known
+    assert not check.is_known([x.t().contiguous().t()]) and check.is_known([x.t().contiguous().t()])
+
+
+def test_inputs_without_strides_are_right_and_never_known() -> None:
+    x = torch.rand(2, 3).to_sparse()
+    check = InputCheck([x])
+    assert not check.is_known([x]) and not check.is_known([x])

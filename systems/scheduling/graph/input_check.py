@@ -1,10 +1,12 @@
-"""The form of a call's inputs, compared in one step: every call asks whether it is that of a call before."""
+"""The check of a call's inputs, in one step where they have the form of the call before: each call waits for it."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch._C._dynamo.guards import TensorGuards
+
+from .program import check_inputs
 
 
 class InputForm:
@@ -27,5 +29,21 @@ class InputForm:
         return len(inputs) == self.count and bool(self.guards.check(*inputs))
 
 
-def lie_by_strides(inputs: Sequence[object]) -> bool:
-    return all(isinstance(x, Tensor) and x.layout is torch.strided for x in inputs)
+class InputCheck:
+    """Compares the inputs of each call with those that an executable was prepared for.
+
+    Args:
+        examples: what it was prepared for.
+    """
+
+    def __init__(self, examples: Sequence[Tensor]):
+        self.examples = examples
+        self.form: InputForm | None = None  # of the last inputs that were right; None where some have no strides
+
+    def is_known(self, inputs: Sequence[Tensor]) -> bool:
+        """Have they the form of the last call's? Raises ValueError, as check_inputs, unless they are right."""
+        if self.form is not None and self.form.is_of(inputs):
+            return True
+        check_inputs(inputs, self.examples)
+        self.form = InputForm(inputs) if all(x.layout is torch.strided for x in inputs) else None
+        return False
