@@ -1,6 +1,6 @@
 """What a call of a captured schedule takes in each state that its CUDA graph may be in.
 
-python tests/benchmarks/benchmark_graph_state.py [--model NAME] [--system NAME] [--busy N]
+python tests/benchmarks/benchmark_graph_state.py [--model NAME] [--batch N] [--precision NAME] [--system NAME] [--busy N]
 
 `kernels` launches the graph with its copies off. `call` is a call of the executor whose result is dropped, so that the
 next one has the same place; `kept` holds each result until the next call, so that outputs lie elsewhere every time; `moved`
@@ -27,6 +27,7 @@ from torch import Tensor
 import models
 import systems
 from results.cell import choose
+from runners.cell.arithmetic import set_arithmetic
 from scripts.arguments import Parser
 from systems.scheduling.execution.context_switch import switch_contexts
 from systems.scheduling.execution.cuda_executor import CudaExecutor
@@ -87,15 +88,17 @@ def milliseconds(call: Callable[[], object]) -> str:
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--model", default="nasnet", metavar="NAME", help="of the zoo")
+    parser.add_argument("--batch", type=int, default=1, metavar="N", help="samples of a call")
+    parser.add_argument("--precision", default="tf32", metavar="NAME", help="of the arithmetic")
     parser.add_argument("--system", default="nimble_fused", metavar="NAME", help="one that executes a schedule")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="processes that compute meanwhile")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("no GPU", file=sys.stderr)
         return 2
-    torch.backends.cudnn.allow_tf32 = True
-    loaded = models.load(arguments.model, 1, device="cuda")
-    placed = models.place(loaded, device="cuda", precision="tf32", layout="contiguous")
+    set_arithmetic(arguments.precision, "heuristic")
+    loaded = models.load(arguments.model, arguments.batch, device="cuda")
+    placed = models.place(loaded, device="cuda", precision=arguments.precision, layout="contiguous")
     sets = [placed.fresh_inputs(seed) for seed in range(2)]
     system = choose("system", arguments.system)
     executor = systems.load(system.name, **system.options).prepare(placed.module, sets[0])
@@ -103,7 +106,9 @@ def main() -> int:
     busy = [multiprocessing.get_context("spawn").Process(target=spin, daemon=True) for _ in range(arguments.busy)]
     for process in busy:
         process.start()
-    print(f"{torch.cuda.get_device_name()}, {arguments.model}, {arguments.system}, {arguments.busy} processes beside")
+    print(
+        f"{torch.cuda.get_device_name()}, {arguments.model} {arguments.batch} {arguments.precision}, {arguments.system}, {arguments.busy} processes beside"
+    )
     print(f"{'as prepared':>20}: {milliseconds(executor.replay)}")
     for _ in range(TIMES):
         for name, call in ways(executor, sets).items():
