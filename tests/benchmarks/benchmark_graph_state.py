@@ -106,9 +106,8 @@ def main() -> int:
     busy = [multiprocessing.get_context("spawn").Process(target=spin, daemon=True) for _ in range(arguments.busy)]
     for process in busy:
         process.start()
-    print(
-        f"{torch.cuda.get_device_name()}, {arguments.model} {arguments.batch} {arguments.precision}, {arguments.system}, {arguments.busy} processes beside"
-    )
+    setting = f"{arguments.model}, batch {arguments.batch}, {arguments.precision}, {arguments.system}"
+    print(f"{torch.cuda.get_device_name()}, {setting}, {arguments.busy} processes beside")
     print(f"{'as prepared':>20}: {milliseconds(executor.replay)}")
     for _ in range(TIMES):
         for name, call in ways(executor, sets).items():
