@@ -79,6 +79,43 @@ def test_the_nearest_prepared_shape_is_taken(monkeypatch: pytest.MonkeyPatch) ->
     module.close()
 
 
+def test_what_a_call_goes_into_is_looked_up_again_once_more_is_prepared_or_closed() -> None:
+    module = woven()
+    inputs = data(2, 2)
+    for _ in range(2):
+        module(*inputs)
+    match = module.last_match
+    assert match is not None and match.own != match.prepared
+    module.prepare(inputs)
+    module(*inputs)
+    match = module.last_match
+    assert match is not None and match.own == match.prepared
+    module(*data(1, 2))  # of another form
+    module(*inputs)
+    module.close()
+    with pytest.raises(ValueError, match="prepared for nothing"):
+        module(*inputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_call_on_another_stream_waits_for_the_last_one() -> None:
+    module, inputs = woven("cuda"), data(4, 8, "cuda")
+    expected = module(*inputs)["tokens"].clone()
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    with torch.cuda.stream(streams[0]):
+        torch.cuda._sleep(1_000_000_000)  # cycles, some half a second
+        module(*inputs)
+    with torch.cuda.stream(streams[1]):
+        tokens = module(*inputs)["tokens"]
+        done = streams[1].record_event()
+    assert not done.query() and not streams[0].query()
+    torch.cuda.synchronize()
+    torch.testing.assert_close(tokens, expected)
+    module.close()
+
+
 def test_an_unprepared_shape_is_refused_or_runs_the_module() -> None:
     module = woven()
     with pytest.raises(ValueError, match="prepare these inputs too"):

@@ -19,6 +19,7 @@ from systems.scheduling.execution.arena import Arena
 from systems.scheduling.execution.members import Members
 from systems.scheduling.execution.scheduled import Scheduled
 from systems.scheduling.execution.training_step import TrainingStep
+from systems.scheduling.graph.input_check import InputForm
 from systems.scheduling.graph.program import Program, describe
 from systems.scheduling.graph.stored_program import answer_of
 from systems.scheduling.scheduler import Scheduler
@@ -60,6 +61,23 @@ class Axis:
             raise BadOption(f"an axis fills input {others[0]}, which is none of its inputs")
 
 
+@dataclass(frozen=True)
+class Match:
+    """What a call's inputs go into, so that the next call of that form need not look.
+
+    Attributes:
+        names: of inputs that go by name.
+        form: of the inputs.
+        own: their shape.
+        prepared: the shape that they go into.
+    """
+
+    names: tuple[str, ...]
+    form: InputForm
+    own: Shape
+    prepared: Shape
+
+
 class ScheduledModule(ModuleWrapper):
     """`ScheduledModule(module, scheduler).prepare(example_inputs)`, then call it like `module`: each call replays a schedule
     made ahead of time.
@@ -93,7 +111,8 @@ class ScheduledModule(ModuleWrapper):
         self.names: dict[frozenset[str], tuple[str, ...]] = {frozenset(): ()}  # of inputs that go by name, in their order
         self.arena = Arena()
         self.lock = threading.Lock()
-        self.last: torch.cuda.Event | None = None
+        self.last_stream: torch.cuda.Stream | None = None
+        self.last_match: Match | None = None
 
     def prepare(
         self,
@@ -154,7 +173,7 @@ class ScheduledModule(ModuleWrapper):
         shape = _shape(inputs, names)
         if (earlier := self.prepared.get(shape)) is not None:
             earlier.close()
-        self.prepared[shape] = prepared
+        self.prepared[shape], self.last_match = prepared, None
         return self
 
     def _prepare_training(
@@ -187,9 +206,7 @@ class ScheduledModule(ModuleWrapper):
             raise TypeError(f"{', '.join(named)} goes by name and others by position: all go as in prepare")
         names = self.names.get(frozenset(named), tuple(named))
         values = inputs or tuple(named[name] for name in names)
-        are_alike = not (inputs and named) and all(isinstance(x, Tensor) for x in values)
-        own = _shape(values, names) if are_alike else None
-        shape = None if own is None else self._nearest(own)
+        own, shape = (None, None) if inputs and named else self._match(values, names)
         if shape is None and self.otherwise == "module":
             with torch.no_grad():
                 return self.module(*inputs, **named)
@@ -202,8 +219,23 @@ class ScheduledModule(ModuleWrapper):
         sizes = [_size(axis, values) for axis in self.axes]
         if own != shape:
             values = _filled(values, shape, self.axes)
-        with self.lock, self._after_last_call(values):
+        with self.lock:
+            self._wait_for_last_call(values)
             return _cut(self.prepared[shape](*values), self.axes, sizes)
+
+    def _match(self, values: Sequence[object], names: tuple[str, ...]) -> tuple[Shape | None, Shape | None]:
+        """The shape of a call's inputs, None unless they are tensors, and the prepared one that they go into, if any."""
+        match = self.last_match
+        if match is not None and match.names == names and match.form.is_of(values):
+            return match.own, match.prepared
+        tensors = [x for x in values if isinstance(x, Tensor)]
+        if len(tensors) < len(values):
+            return None, None
+        own = _shape(tensors, names)
+        prepared = self._nearest(own)
+        if prepared is not None and all(x.layout is torch.strided for x in tensors):
+            self.last_match = Match(names, InputForm(tensors), own, prepared)
+        return own, prepared
 
     def _nearest(self, own: Shape) -> Shape | None:
         """The prepared shape of the fewest elements into which inputs of this shape go; None where there is none."""
@@ -212,23 +244,21 @@ class ScheduledModule(ModuleWrapper):
         fitting = [shape for shape in self.prepared if _fits(own, shape, self.axes)]
         return min(fitting, key=lambda shape: sum(size.numel() for size, *_ in shape), default=None)
 
-    @contextmanager
-    def _after_last_call(self, inputs: Sequence[Tensor]) -> Iterator[None]:
-        """On a GPU, wait for the last call of any shape, since all shapes share one arena (WAR)."""
+    def _wait_for_last_call(self, inputs: Sequence[Tensor]) -> None:
+        """On a GPU, if that was on another stream: calls of all shapes share one arena (WAR)."""
         if not inputs[0].is_cuda:
-            yield
             return
         stream = torch.cuda.current_stream(inputs[0].device)
-        if self.last is not None:
-            stream.wait_event(self.last)
-        yield
-        self.last = stream.record_event(self.last)
+        if self.last_stream is not None and self.last_stream != stream:
+            stream.wait_stream(self.last_stream)
+        self.last_stream = stream
 
     def close(self) -> None:
         """Give back threads and device memory; the module stays as it is."""
         for prepared in self.prepared.values():
             prepared.close()
         self.prepared.clear()
+        self.last_match = None
         self.arena = Arena()
 
     def __reduce_ex__(self, protocol: object) -> Any:
