@@ -4,6 +4,7 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from math import ceil
 from typing import TypeAlias
 
@@ -14,8 +15,9 @@ from torch.nn.modules import module as modules
 Casts: TypeAlias = "tuple[torch.dtype | None, ...]"
 KINDS = ("cpu", "cuda")  # of devices
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # classes of tensors that lie in memory of their own
-SHARE = 64  # members that are looked at at once, in some 10 us: a call may last that long after its kernels
-MOST = 4  # shares in one check that has to end in time
+SHARE = 32  # members that are looked at at once, in some 4 us: a call may last that long after its kernels
+MOST = 8  # shares in one check that has to end in time
+_values_of = operator.methodcaller("values")
 
 _num_registered = 0  # parameters, buffers and submodules, by any module of this process
 
@@ -77,7 +79,7 @@ class _Share:
                     raise RuntimeError(f"{name} was in {was} form in prepare: call {method}, or prepare again")
 
     def _values(self) -> list[object]:
-        return [value for owner in self.owners for value in owner.values()]
+        return list(chain.from_iterable(map(_values_of, self.owners)))
 
 
 class Members:
