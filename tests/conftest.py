@@ -40,7 +40,7 @@ ROOT = Path(__file__).parent.parent
 settings.register_profile("opweave", deadline=None, max_examples=few(settings.default.max_examples))
 settings.register_profile(THOROUGH, deadline=None, max_examples=100)
 settings.load_profile("opweave")
-pytest.register_assert_rewrite("rewriting", "triton_cases")
+pytest.register_assert_rewrite("rewriting", "triton_cases", "drawn_charts")
 
 TINY = '''
 import os, time
@@ -93,7 +93,7 @@ number = 3
 
 # Files that take longest, 67 to 12 s of a core, go first, so that the workers of a run end together.
 LONG = (
-    *("test_cli", "test_committed_charts", "test_plot", "test_models_networks", "test_models_counts"),
+    *("test_cli", "test_committed_charts", "test_plot_words", "test_models_networks", "test_models_counts"),
     *("test_serving_parallel", "test_training", "test_report_browser", "test_backends", "test_rewriting"),
     *("test_serving_endpoint", "test_torch_compile", "test_xla", "test_fuse_moves", "test_workers"),
     *("test_fuse_reductions", "test_report", "test_onnx", "test_advice", "test_windtunnel_estimator"),
@@ -102,7 +102,7 @@ LONG = (
     *("test_fuzz", "test_measuring", "test_sweep", "test_members", "test_triton_passes", "test_odd_models"),
     *("test_write_back", "test_triton_joins", "test_strangers", "test_select_products", "test_reproduce"),
     *("test_accuracy", "test_executors", "test_simulate_runner", "test_fold_constants", "test_weave_peers"),
-    *("test_simulator", "test_serving_agreement", "test_pack", "test_systems", "test_exhibits_pictures"),
+    *("test_simulator", "test_serving_agreement", "test_pack", "test_systems", "test_exhibits_pictures", "test_plot_values"),
 )
 
 # pytest listens to every logger that does not propagate, and for a listener PyTorch composes a trace of each capture.
@@ -143,6 +143,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     monkeypatch.setenv("OPWEAVE_CACHE", str(folder))
     ridge_point.cache_clear()
     return folder
+
+
+@pytest.fixture
+def closed_figures() -> Iterator[None]:
+    """Figures of a test are closed at its end."""
+    yield
+    importlib.import_module("matplotlib.pyplot").close("all")
 
 
 @pytest.fixture(autouse=True)

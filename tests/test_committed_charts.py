@@ -13,11 +13,11 @@ matplotlib.use("agg")
 
 import pytest
 from conftest import ROOT
+from drawn_charts import check_words, lay_out, texts
 from judged_exhibits import judged
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from test_plot import check_words, lay_out, texts
 
 from results.finding import HOLDS
 from results.store import Store

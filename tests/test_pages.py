@@ -116,7 +116,7 @@ def test_an_exhibit_is_added_as_the_page_says(tmp_path: Any, monkeypatch: pytest
 
 
 def test_a_measurement_is_added_as_the_page_says() -> None:
-    """Any quantity has its chart and its column by what it says of itself; tests/test_plot.py looks at both."""
+    """Any quantity has its chart and its column by what it says of itself; tests/test_plot_quantities.py looks at both."""
     quantity = Quantity("share", "sorrow", "tears", 3.0)
     one = replace(record(), measured={"grief": Measured((quantity,))})
     assert list(Selection([one]).quantities()) == ["grief.share"]

@@ -53,7 +53,7 @@ class Look:
     hatch: str = ""
 
 
-# Told apart under each kind of colour blindness (tests/test_plot.py simulates them); variants of one system share its hue.
+# Told apart under each kind of colour blindness (tests/test_style.py simulates them); variants of one system share its hue.
 # In the order in which charts show systems.
 _HUES = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc")  # of seaborn's palette "colorblind"
 LOOKS = {
