@@ -103,6 +103,7 @@ LONG = (
     *("test_write_back", "test_triton_joins", "test_strangers", "test_select_products", "test_reproduce"),
     *("test_accuracy", "test_executors", "test_simulate_runner", "test_fold_constants", "test_weave_peers"),
     *("test_simulator", "test_serving_agreement", "test_pack", "test_systems", "test_exhibits_pictures", "test_plot_values"),
+    *("test_serving_chat",),
 )
 
 # pytest listens to every logger that does not propagate, and for a listener PyTorch composes a trace of each capture.

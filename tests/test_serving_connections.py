@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from test_serving_endpoint import SOON_S, Running
+from served_endpoint import SOON_S, Running
 
 import systems
 from models.decoders import load_decoder

@@ -6,94 +6,24 @@ import asyncio
 import contextlib
 import http.client
 import json
-import os
-import re
-import resource
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import ROOT, Run, command, environment
+from conftest import Run
+from served_endpoint import MODEL, SOON_S, Running, openai
 from test_serving_engine import alone
-from test_serving_folders import TEMPLATE, saved, tokenizer_in
 
 import systems
 from models.decoders import load_decoder
-from models.folder import tokenizer_of
-from results.cell import Cell, Conditions, choose
-from runners.cell.messages import Show
-from runners.cell.messages import decoded as decoded_message
-from runners.command import main
-from runners.request import request
 from runners.serving.text import decoded, encoded
-from runners.showings import serve
-from runners.showings.registry import showing
 from systems.serving.loop import Listed, RealClock
 from systems.serving.peer import PeerFailed, PeerServer
 from systems.serving.request import Delivery, Request
 from systems.serving.system import AnyServingSystem
-
-pytest.importorskip("aiohttp", reason="the endpoint needs aiohttp")
-openai = pytest.importorskip("openai", reason="it is tested with OpenAI's client")
-
-
-START_S, SOON_S = 120.0, 20.0
-MODEL = ["model=gpt", "model.layers=1", "model.hidden=64", "model.heads=2", "device=cpu", "precision=fp32"]
-
-
-class Running:
-    """The program, and a client of it. folder: of its model, where it has one."""
-
-    folder: Path
-
-    def __init__(self, folder: Path, model: Sequence[str] = MODEL, limits: tuple[int, int] | None = None):
-        """limits: of its open files, if not this process's."""
-        self.output = folder / "output"
-        with self.output.open("w") as output:
-            self.process = subprocess.Popen(
-                command("runner=serve", "runner.port=0", "system=orca", *model),
-                cwd=ROOT, env=environment(), stdout=output, stderr=output, start_new_session=True,
-                preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, limits) if limits else None,
-            )  # fmt: skip
-        deadline = time.monotonic() + START_S
-        while "listening on " not in (said := self.output.read_text()):
-            assert self.process.poll() is None and time.monotonic() < deadline, said
-            time.sleep(0.05)
-        self.address = said.partition("listening on ")[2].split()[0]
-        self.client = openai.OpenAI(base_url=f"{self.address}/v1", api_key="none", max_retries=0, timeout=60)
-
-    def get(self, path: str) -> tuple[int, str]:
-        status, _, text = self.sent("GET", path)
-        return status, text
-
-    def sent(self, method: str, path: str, body: bytes = b"") -> tuple[int, http.client.HTTPMessage, str]:
-        connection = http.client.HTTPConnection(urlsplit(self.address).netloc, timeout=SOON_S)
-        with contextlib.closing(connection):
-            connection.request(method, path, body)
-            response = connection.getresponse()
-            return response.status, response.headers, response.read().decode()
-
-    def metric(self, name: str) -> float:
-        lines = self.get("/metrics")[1].splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith(f"opweave_{name} "))
-
-    def until(self, name: str, value: float) -> None:
-        deadline = time.monotonic() + SOON_S
-        while self.metric(name) != value:
-            assert time.monotonic() < deadline, (name, self.metric(name))
-            time.sleep(0.02)
-
-    def tokens(self, **body: object) -> list[int]:
-        completion = self.client.completions.create(model="gpt", **body)  # type: ignore[call-overload]
-        return list(completion.choices[0].token_ids)
 
 
 @pytest.fixture(scope="module")
@@ -407,221 +337,6 @@ def test_a_port_that_is_taken_is_one_line(running: Running, run_here: Run) -> No
     assert done.returncode == 2 and done.stderr.strip().splitlines() == [
         f"opweave: runner.port={port}: nothing can listen at 127.0.0.1:{port}: Address already in use"
     ]
-
-
-@pytest.mark.parametrize("values", [["system=orca,orca_paged"], ["system=orca", "batch=1,2"]])
-def test_a_sweep_is_one_line(run_here: Run, values: list[str]) -> None:
-    done = run_here("-m", "runner=serve", "runner.port=0", *values, *MODEL)
-    assert done.returncode == 2 and done.stderr.strip().splitlines() == [
-        "opweave: runner=serve serves one model under one system: ask for no sweep"
-    ]
-
-
-def test_a_batch_of_calls_is_one_line(run_here: Run) -> None:
-    done = run_here("runner=serve", "runner.port=0", "system=orca", "batch=3", *MODEL)
-    assert done.returncode == 2 and done.stderr.strip().splitlines() == [
-        "opweave: batch=3 is of calls: what a server batches is system.max_batch_size"
-    ]
-
-
-def test_a_host_that_is_none_is_one_line(run_here: Run) -> None:
-    done = run_here("runner=serve", "runner.host=nohost.invalid", "system=orca", *MODEL)
-    assert done.returncode == 2 and done.stderr.startswith("opweave: runner.host=nohost.invalid: nothing can listen at ")
-    done = run_here("runner=serve", "runner.host=", "system=orca", *MODEL)  # which sockets take for every address
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "runner.host= names no address" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("host", "shown", "reached"),
-    [pytest.param("::1", "[::1]", ["::1"], marks=pytest.mark.slow), ("::", "[::]", ["::1", "127.0.0.1"])],
-)
-def test_a_host_of_ipv6_is_listened_on(tmp_path: Path, host: str, shown: str, reached: list[str]) -> None:
-    if not socket.has_dualstack_ipv6():
-        pytest.skip("it needs IPv6")
-    running = Running(tmp_path, [*MODEL, f"runner.host={host}"])
-    try:
-        port = urlsplit(running.address).port
-        assert running.address == f"http://{shown}:{port}"
-        for address in reached:
-            socket.create_connection((address, port or 0), timeout=SOON_S).close()
-        assert running.get("/health")[0] == 200
-    finally:
-        running.process.kill()
-        running.process.wait()
-
-
-def check_refusal(status: int, messages: str, words: str) -> None:
-    making, line = messages.strip().splitlines()
-    assert status in (1, 2) and making == "opweave: making the model" and re.search(f"^opweave: .*{words}", line)
-
-
-@pytest.mark.parametrize(
-    ("options", "variables", "words"),
-    [
-        (["system=vllm"], {}, "vllm on gpt: .*vllm"),
-        (
-            ["system.tensor_parallel=2", "model.heads=8"],
-            {"GLOO_SOCKET_IFNAME": "bogus0"},
-            r"rank \d of 2 .* ended with status 1",
-        ),
-    ],
-)
-@pytest.mark.slow
-def test_a_server_that_cannot_be_is_one_line(
-    run: Run, monkeypatch: pytest.MonkeyPatch, options: list[str], variables: dict[str, str], words: str
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    done = run("runner=serve", "runner.port=0", "system=orca", *MODEL, *options)
-    check_refusal(done.returncode, done.stderr, words)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["system.slots=2000000000"], r"system.slots=2000000000 take 953\.7 GiB, and .* are free: there is room for"),
-        ([f"system.slots={10**19}"], "is not an integer of at least 0 and at most 2147483647"),
-        (["system=request_level", "system.slots=1000"], "a request holds 2048 K/V slots"),
-        (["system.slots=1"], "there is room for no request: 1 prompt token and 1 to generate are more than the 1 K/V"),
-    ],
-)
-def test_a_server_without_room_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], options: list[str], words: str
-) -> None:
-    """In this process, from the arguments on; the program that would begin anew goes on here."""
-
-    def begun(program: str, arguments: list[str], environment: dict[str, str]) -> None:
-        sys.exit(serve.main(os.dup(int(arguments[-2])), arguments[-1]))
-
-    monkeypatch.setattr("os.execve", begun)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "")  # the program sets it for itself
-    monkeypatch.setattr("sys.argv", command("runner=serve", "runner.port=0", "system=orca", *MODEL, *options)[1:])
-    with pytest.raises(SystemExit) as end:
-        main()
-    check_refusal(int(end.value.code or 0), capfd.readouterr().err, words)
-
-
-def test_a_model_is_served_on_the_gpu_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever CUDA has seen in this process: the program that serves begins anew."""
-    calls: list[tuple[list[str], dict[str, str]]] = []
-
-    def execve(program: str, arguments: list[str], environment: dict[str, str]) -> None:
-        calls.append((arguments, environment))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.execve", execve)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
-    cell = Cell(
-        choose("model", "gpt"), choose("system", "orca"), choose("runner", "serve", port=0), Conditions(1, "cuda", "fp16")
-    )
-    options = SimpleNamespace(gpus=(1, 0))
-    with pytest.raises(KeyboardInterrupt):
-        showing(cell.runner).run(request.Request((cell,), options))  # type: ignore[arg-type]
-    ((arguments, environment_),) = calls
-    assert (environment_["CUDA_VISIBLE_DEVICES"], environment_["CUDA_DEVICE_ORDER"]) == ("1", "PCI_BUS_ID")
-    command_ = decoded_message(arguments[-1])
-    assert arguments[1:4] == ["-P", "-m", "runners.showings.serve"] and isinstance(command_, Show) and command_.cell == cell
-
-
-@pytest.fixture(scope="module")
-def with_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Real weights from a folder, whose tokenizer has a form for conversations."""
-    folder = tmp_path_factory.mktemp("model")
-    saved(folder, "gpt2")
-    tokenizer_in(folder, TEMPLATE)
-    started = Running(tmp_path_factory.mktemp("serve"), ["model=hf", f"model.path={folder}", "device=cpu", "precision=fp32"])
-    started.folder = folder
-    yield started
-    started.process.kill()
-    started.process.wait()
-
-
-def test_a_conversation_is_answered_by_the_folders_template(with_tokenizer: Running) -> None:
-    module = load_decoder("hf", "cpu", "fp32", path=str(with_tokenizer.folder))
-    tokenizer = tokenizer_of(with_tokenizer.folder)
-    assert tokenizer is not None
-    messages = [{"role": "user", "content": "hello w7"}]
-    expected = alone(module, Request(0, tokenizer.chat(messages, {}), 6))
-    chat = with_tokenizer.client.chat.completions
-    parameters = {"model": with_tokenizer.folder.name, "messages": messages, "max_completion_tokens": 6, "temperature": 0}
-    answer = chat.create(**parameters, extra_body={"ignore_eos": True})
-    assert answer.choices[0].message.content == tokenizer.decoded(expected) != ""
-    assert answer.object == "chat.completion" and answer.choices[0].finish_reason == "length"
-    assert answer.usage and answer.usage.prompt_tokens == 4 and answer.usage.completion_tokens == 6
-    pieces = list(chat.create(**parameters, stream=True, extra_body={"ignore_eos": True}))
-    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == answer.choices[0].message.content
-    assert [piece.choices[0].delta.role for piece in pieces] == ["assistant", *[None] * (len(pieces) - 1)]
-    with chat.stream(**parameters, extra_body={"ignore_eos": True}) as stream:
-        stream.until_done()
-        put_together = stream.current_completion_snapshot
-    assert put_together.choices[0].message.role == "assistant"
-    assert put_together.choices[0].message.content == answer.choices[0].message.content
-    assert all(of.id.startswith("chatcmpl-") for of in (answer, put_together, *pieces))
-    parts = [{"role": "user", "content": [{"type": "text", "text": "hello "}, {"type": "text", "text": "w7"}]}]
-    again = chat.create(**parameters | {"messages": parts}, extra_body={"ignore_eos": True})
-    assert again.choices[0].message.content == answer.choices[0].message.content
-    text = with_tokenizer.client.completions.create(
-        model=with_tokenizer.folder.name, prompt="hello w7", max_tokens=3, temperature=0
-    )
-    assert text.usage and text.usage.prompt_tokens == 2
-
-
-def test_the_end_of_a_text_ends_an_answer(with_tokenizer: Running) -> None:
-    """Drawn often enough, the id that ends a text comes; ignore_eos goes on."""
-    parameters = {"model": with_tokenizer.folder.name, "prompt": "hello", "max_tokens": 50, "temperature": 2.0}
-    answers = [with_tokenizer.client.completions.create(**parameters, seed=seed).choices[0] for seed in range(30)]
-    stopped = [choice for choice in answers if choice.finish_reason == "stop"]
-    assert stopped and all(choice.token_ids[-1] == 1 and 1 not in choice.token_ids[:-1] for choice in stopped)
-    assert all(len(choice.token_ids) == 50 for choice in answers if choice.finish_reason == "length")
-
-
-def test_a_template_takes_variables_and_nothing_else(with_tokenizer: Running) -> None:
-    messages = [{"role": "user", "content": "hello"}]
-
-    def num_prompt(**body: object) -> int:
-        chat = with_tokenizer.client.chat.completions.create(
-            model=with_tokenizer.folder.name, messages=messages, max_tokens=1, extra_body=body  # type: ignore[arg-type]
-        )  # fmt: skip
-        assert chat.usage
-        return chat.usage.prompt_tokens
-
-    assert num_prompt() == num_prompt(add_generation_prompt=True, continue_final_message=False, reasoning_effort=None) == 3
-    assert num_prompt(chat_template_kwargs={"thought": "w1 w2"}) == 5
-    for body, words in (
-        ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template is no variable of a chat template"),
-        ({"chat_template_kwargs": {"messages": []}}, "the chat template refuses these messages: "),
-        ({"chat_template_kwargs": [1]}, r"chat_template_kwargs=\[1\] is not a JSON object"),
-        ({"add_generation_prompt": False}, "add_generation_prompt=False is not served"),
-        ({"continue_final_message": True}, "continue_final_message=True is not served"),
-    ):
-        with pytest.raises(openai.BadRequestError, match=words):
-            num_prompt(**body)
-
-
-@pytest.mark.parametrize(
-    "messages",
-    [
-        *([], "hello", [{"role": "user"}], [{"role": "user", "content": 3}], [3]),
-        [{"role": "user", "content": "hello", "name": "w1"}],
-        [{"role": "user", "content": [{"type": "text"}]}],
-    ],
-)
-def test_a_conversation_that_is_none_is_refused(with_tokenizer: Running, messages: object) -> None:
-    with pytest.raises(openai.BadRequestError, match="message"):
-        with_tokenizer.client.chat.completions.create(model=with_tokenizer.folder.name, messages=messages)  # type: ignore[call-overload]
-
-
-def test_a_conversations_most_tokens_are_refused_by_their_name(with_tokenizer: Running) -> None:
-    messages = [{"role": "user", "content": "hello"}]
-    for value in (0, 2.5, True):
-        with pytest.raises(openai.BadRequestError, match=f" max_completion_tokens={value} is not a whole number of at"):
-            with_tokenizer.client.chat.completions.create(
-                model=with_tokenizer.folder.name, messages=messages, max_completion_tokens=value  # type: ignore[arg-type]
-            )  # fmt: skip
-
-
-# --- In this process ---
 
 
 def test_a_signal_lets_what_has_come_be_answered(running: Running) -> None:

@@ -130,7 +130,7 @@ REFUSED = {
         "test_serving_endpoint.test_a_body_too_large_and_one_that_is_no_json_are_refused",
         "test_serving_endpoint.test_other_paths",
     ],
-    "several models of one endpoint": ["test_serving_endpoint.test_a_sweep_is_one_line"],
+    "several models of one endpoint": ["test_serving_start.test_a_sweep_is_one_line"],
     "client gone within a stream, or there and reading nothing": [
         "test_serving_endpoint.test_a_client_that_goes_away_gives_its_slots_back",
         "test_serving_unread.test_a_stream_that_nobody_reads_is_cancelled_and_its_connection_closed",

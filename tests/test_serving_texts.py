@@ -9,8 +9,8 @@ import pytest
 from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from served_endpoint import SOON_S
 from test_serving_connections import spoken_to
-from test_serving_endpoint import SOON_S
 
 from runners.serving.text import Bytes, Growing, decoded, encoded
 

@@ -15,8 +15,8 @@ pytest.importorskip("aiohttp", reason="the endpoint needs aiohttp")
 pytest.importorskip("openai", reason="it is tested with OpenAI's client")
 
 from aiohttp import web
+from served_endpoint import SOON_S
 from test_serving_connections import spoken_to
-from test_serving_endpoint import SOON_S
 
 from runners.serving import unread
 from runners.serving.endpoint import Endpoint
