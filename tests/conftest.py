@@ -40,7 +40,7 @@ ROOT = Path(__file__).parent.parent
 settings.register_profile("opweave", deadline=None, max_examples=few(settings.default.max_examples))
 settings.register_profile(THOROUGH, deadline=None, max_examples=100)
 settings.load_profile("opweave")
-pytest.register_assert_rewrite("rewriting", "triton_cases", "drawn_charts")
+pytest.register_assert_rewrite("rewriting", "triton_cases", "drawn_charts", "parallel_engines")
 
 TINY = '''
 import os, time
@@ -94,8 +94,8 @@ number = 3
 # Files that take longest, 67 to 12 s of a core, go first, so that the workers of a run end together.
 LONG = (
     *("test_cli", "test_committed_charts", "test_plot_words", "test_models_networks", "test_models_counts"),
-    *("test_serving_parallel", "test_training", "test_report_browser", "test_backends", "test_rewriting"),
-    *("test_serving_endpoint", "test_torch_compile", "test_xla", "test_fuse_moves", "test_workers"),
+    *("test_serving_parallel", "test_serving_ends", "test_training", "test_report_browser", "test_backends"),
+    *("test_rewriting", "test_serving_endpoint", "test_torch_compile", "test_xla", "test_fuse_moves", "test_workers"),
     *("test_fuse_reductions", "test_report", "test_onnx", "test_advice", "test_windtunnel_estimator"),
     *("test_triton_attention", "test_triton_products", "test_ios", "test_wheel", "test_serving_simulated"),
     *("test_serving_runner", "test_merge_linears", "test_merge_convolutions", "test_results", "test_aliasing"),

@@ -77,11 +77,11 @@ HELD = {
         "test_serving_extensions.test_no_switch_loses_a_slot_or_a_token",
         "test_serving_schedulers.test_a_static_batch_that_nobody_wants_computes_nothing_more",
         "test_serving_bridge.test_a_thousand_requests_with_random_cancels_lose_nothing",
-        "test_serving_parallel.test_whichever_worker_is_killed_ends_all",
-        "test_serving_parallel.test_of_a_thousand_requests_none_is_lost_silently",
+        "test_serving_ends.test_whichever_worker_is_killed_ends_all",
+        "test_serving_ends.test_of_a_thousand_requests_none_is_lost_silently",
     ],
     "9 a message is the batch, and goes on before anything is launched": [
-        "test_serving_parallel.test_a_message_is_the_batch",
+        "test_serving_worker.test_a_message_is_the_batch",
         "test_serving_invariants.test_a_message_goes_on_before_anything_is_launched",
     ],
     "10 a simulation is the engine": [
