@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_records import record as made_record
+from serving_cells import OPTIONS, of_cell
 from test_serving_metrics import seen_of
-from test_serving_runner import OPTIONS, of_cell
 
 from results.cell import choose
 from results.quantity import Measured

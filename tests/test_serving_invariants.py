@@ -113,14 +113,14 @@ REFUSED = {
     ],
     "max_tokens 0; prompt and max_tokens more than positions or slots": [NEVER_SERVED],
     "slots more than memory; positions fewer than the largest request of the trace": [
-        "test_serving_runner.test_more_slots_than_there_is_memory_for_are_told_beside_what_fits",
-        "test_serving_runner.test_a_model_of_few_positions_is_told_before_anything_is_made",
+        "test_serving_refusals.test_more_slots_than_there_is_memory_for_are_told_beside_what_fits",
+        "test_serving_refusals.test_a_model_of_few_positions_is_told_before_anything_is_made",
     ],
     "slots fewer than the largest request of the trace": [
-        "test_serving_runner.test_a_request_that_no_slots_hold_is_refused_before_anything_is_served",
-        "test_serving_runner.test_what_a_refusal_advises_is_enough",
+        "test_serving_refusals.test_a_request_that_no_slots_hold_is_refused_before_anything_is_served",
+        "test_serving_refusals.test_what_a_refusal_advises_is_enough",
     ],
-    "max_batch_size 0": ["test_serving_runner.test_options_of_systems_that_cannot_be_are_refused"],
+    "max_batch_size 0": ["test_serving_refusals.test_options_of_systems_that_cannot_be_are_refused"],
     "parts that do not divide heads or layers": ["test_serving_placement.test_what_cannot_be_placed_is_refused_in_one_line"],
     "more parts than GPUs": ["test_serving_placement.test_more_parts_than_gpus_are_refused_in_one_line"],
     "rate 0, negative or infinite": ["test_serving_traces.test_options_that_cannot_be_are_refused"],
@@ -136,7 +136,7 @@ REFUSED = {
         "test_serving_unread.test_a_stream_that_nobody_reads_is_cancelled_and_its_connection_closed",
     ],
     "a GPU's attention on a CPU; weights that do not fit": [
-        "test_serving_runner.test_a_server_executes_no_module_and_a_model_may_generate_nothing"
+        "test_serving_refusals.test_a_server_executes_no_module_and_a_model_may_generate_nothing"
     ],
     "pipeline not fitted; sparse, of words, of one class, of another number of columns": [NOT_TUNED],
     "operator that has no translation behind one that has": [

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from serving_cells import OPTIONS
 from test_serving_engine import SHAPE, alone, requests_of, telling
-from test_serving_runner import OPTIONS
 from torch import Tensor, nn
 
 import systems

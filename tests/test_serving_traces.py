@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_serving_runner import OPTIONS
+from serving_cells import OPTIONS
 
 from results.cell import choose
 from runners.checks import BadRequest
