@@ -5,110 +5,21 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from conftest import Run, command, environment, gone, heed_interrupts, living, soon
+from faulty_models import MODEL, working_directory
 
-from results.cell import Cell, Conditions, choose
 from results.comparison import speedup
 from results.document import from_json, to_json
-from results.quantity import Measured, Quantity
 from results.record import Record
-from results.warning import Warning
-from runners.cell.messages import Answer, Command, Done, Failed, Learn, Learned, Measure, Round
 from runners.measurements.base import NOT_YET
 from runners.measurements.parts import owing
-from runners.request.request import Request, SweepOptions
-from runners.sweep.cell_process import CellProcess
-from runners.sweep.lane import Lane
-from runners.sweep.sweep import Sweep
 
-MODEL = '''
-import os, signal, subprocess, sys, time
-import torch
-from torch import nn
-
-
-class Branches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.a(x).relu() + self.b(x).tanh()
-
-
-class Killed(Branches):
-    """Ends its process as the kernel does for want of memory, after some calls."""
-
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        if self.calls > 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().forward(x)
-
-
-class Exits(Branches):
-    def forward(self, x):
-        print("the model's last words", flush=True)
-        os._exit(7)
-
-
-class Hangs(Branches):
-    """Never returns, and neither does what it starts."""
-
-    def forward(self, x):
-        child = subprocess.Popen(["sleep", "600"])
-        with open("hanging", "w") as file:
-            file.write(f"{os.getpid()} {child.pid}")
-        time.sleep(600)
-
-
-class Frozen(Branches):
-    """Tracing keeps one of two branches."""
-
-    def forward(self, x):
-        return super().forward(x) if x.sum() > 0 else super().forward(x) + 1
-
-
-class Takes(Branches):
-    """Takes 1.25 GiB when TorchScript traces it, unless a file says that it was given enough, and then waits for its end."""
-
-    def forward(self, x):
-        if torch.jit.is_tracing() and not os.path.exists("enough"):
-            self.take()
-            time.sleep(600)
-        return super().forward(x)
-
-    def take(self):
-        self.taken = b"x" * (5 << 28)
-
-
-class HasTaken(Takes):
-    """Half of it by each of two processes, the second of which leads a session of its own."""
-
-    def take(self):
-        program = [sys.executable, "-c", "import time; x = b'x' * (5 << 27); time.sleep(600)"]
-        children = [subprocess.Popen(program, start_new_session=own) for own in (False, True)]
-        with open("taking", "w") as file:
-            file.write(" ".join(str(child.pid) for child in children))
-
-
-MODELS = {1: Branches, 2: Killed, 3: Exits, 4: Hangs, 5: Frozen, 6: Takes, 7: HasTaken}
-
-
-def make(batch):
-    with open("made", "a") as file:
-        file.write(f"{os.getpid()}\\n")
-    return MODELS[batch](), (torch.randn(batch, 8),)
-'''
 ASKED = [
     "model=custom",
     "model.factory=zoo:make",
@@ -122,10 +33,7 @@ ASKED = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A working directory with MODEL in zoo.py, whose sweeps wait for no other's turn on the CPU."""
-    (tmp_path / "zoo.py").write_text(MODEL)
-    (tmp_path / "tmp").mkdir()
-    return tmp_path
+    return working_directory(tmp_path)
 
 
 @pytest.fixture
@@ -321,136 +229,6 @@ def test_what_takes_a_profiler_comes_last_and_is_made_up_for(run: Run, folder: P
     measured = dict.fromkeys(names)
     assert {name: r | measured for name, r in again.items()} == {name: r | measured for name, r in whole.items()}
     assert all(r["limits"]["critical_path_ms"] > 0 and r["sm_efficiency"]["reason"] != NOT_YET for r in again.values())
-
-
-@pytest.fixture
-def overheard(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, str, int]]:
-    """What processes are told, where cores enough are idle, as beside a GPU: process, command, system, batch."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("tempfile.tempdir", str(folder / "tmp"))
-    monkeypatch.setattr(Lane, "has_idle_cores", lambda _: True)
-    commands: list[tuple[int, str, str, int]] = []
-    tell = CellProcess.tell
-
-    def listen(self: CellProcess, command: Command) -> bool:
-        cell = command.record.cell if isinstance(command, Measure) else getattr(command, "cell", None)
-        if cell is not None:
-            commands.append((self.process.pid, type(command).__name__, cell.system.choice, cell.batch))
-        return tell(self, command)
-
-    monkeypatch.setattr(CellProcess, "tell", listen)
-    return commands
-
-
-def asked_for(batches: Sequence[int], systems: Sequence[str]) -> Request:
-    model, runner = choose("model", "custom", factory="zoo:make"), choose("runner", "latency", samples=5)
-    cells = tuple(
-        Cell(model, choose("system", system), runner, Conditions(batch, "cpu", "fp32"))
-        for batch in batches
-        for system in systems
-    )
-    return Request(cells, SweepOptions(Path("r"), False, 60, None, rounds=1, max_load=1.0, gpus=(0,), output=None))
-
-
-@pytest.mark.slow
-def test_what_the_next_cell_needs_is_made_ahead_of_it(overheard: list[tuple[int, str, str, int]]) -> None:
-    """Also from one group to the next, and nothing is left running."""
-    assert (
-        Sweep(asked_for((1, 5), ("eager", "torchscript"))).run() == 1
-    )  # the second model has a branch that tracing freezes
-    order = [("eager", 1), ("torchscript", 1), ("eager", 5), ("torchscript", 5)]
-    cells_by_command = {
-        do: [(system, batch) for _, what, system, batch in overheard if what == do] for do in ("Ahead", "Measure")
-    }
-    assert cells_by_command == {"Ahead": order[1:], "Measure": order}
-    of = {(do, system, batch): pid for pid, do, system, batch in overheard}
-    assert all(of["Ahead", *c] == of["Measure", *c] for c in order[1:])
-    assert soon(lambda: not any(psutil.pid_exists(pid) for pid in of.values()))
-
-
-def played(monkeypatch: pytest.MonkeyPatch, answer: Callable[[Command], Answer | None]) -> None:
-    """Have answers that are not None stand for those of the processes."""
-    ask = CellProcess.ask
-
-    def stand_in(self: CellProcess, command: Command, *rest: Any) -> Answer:
-        return answer(command) or ask(self, command, *rest)
-
-    monkeypatch.setattr(CellProcess, "ask", stand_in)
-
-
-@pytest.mark.slow
-def test_a_system_that_learns_is_measured_in_a_process_that_has_learned_nothing(
-    overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learns = lambda command: isinstance(command, Learn) and command.cell.system.name == "eager"  # noqa: E731
-    doubt = Warning("notice", {"text": "nothing is kept"})
-    played(monkeypatch, lambda command: Learned(1000.0, (doubt,)) if learns(command) else None)
-    learned: list[int] = []
-    close = CellProcess.close
-
-    def closed(self: CellProcess) -> None:
-        learned.append(self.process.pid)
-        close(self)
-
-    monkeypatch.setattr(CellProcess, "close", closed)
-    sweep = Sweep(asked_for((1,), ("eager", "torchscript")))
-    assert sweep.run() == 0
-    commands = [(do, system) for _, do, system, _ in overheard]
-    assert commands.count(("Ahead", "torchscript")) == 2  # one of them was taken for the second process of eager
-    (measured,) = [pid for pid, do, system, _ in overheard if (do, system) == ("Measure", "eager")]
-    first_ahead = next(pid for pid, do, _, _ in overheard if do == "Ahead")
-    assert measured == first_ahead
-    records = {r.cell.system.name: r for r in sweep.store.read().records.values()}
-    assert records["eager"].learning_s == 1000 and doubt in records["eager"].warnings
-    assert records["torchscript"].learning_s is None and (records["eager"].preparation_s or 0) < 1000
-
-
-def test_what_ends_learning_is_the_cells_record(
-    overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played(monkeypatch, lambda command: Failed("timeout", "no result after 60 s") if isinstance(command, Learn) else None)
-    sweep = Sweep(asked_for((1,), ("eager",)))
-    assert sweep.run() == 1
-    (record,) = sweep.store.read().records.values()
-    assert (record.status, record.reason, record.learning_s) == ("timeout", "no result after 60 s", None)
-    assert not any(do == "Measure" for _, do, _, _ in overheard)
-
-
-def test_a_number_that_no_reader_takes_is_a_failure_with_its_reason(
-    overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A record that cannot be read back would leave its cell without one, and without a word."""
-
-    def infinite(command: Command) -> Answer | None:
-        if not isinstance(command, Measure):
-            return None
-        quantity = Quantity("ratio", "a ratio", "x", float("inf"), is_more_better=True)
-        measured = {"ratio": Measured((quantity,), {}, "2026-01-01")}
-        return Done(replace(command.record, status="ok", reason=None, measured=measured))
-
-    played(monkeypatch, infinite)
-    sweep = Sweep(asked_for((1,), ("eager",)))
-    assert sweep.run() == 1
-    (record,) = sweep.store.read().records.values()
-    assert (record.status, record.reason) == ("failed", "what was measured makes no record: it holds inf")
-    output = capsys.readouterr()
-    assert f"failed: {record.reason}" in output.out and "failed" in output.err.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_a_cell_that_cannot_take_part_in_rounds_is_known_by_data(
-    overheard: list[tuple[int, str, str, int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    played(monkeypatch, lambda command: Failed("failed", "it ended") if isinstance(command, Round) else None)
-    sweep = Sweep(asked_for((1,), ("eager", "torchscript")))
-    assert sweep.tried.process is not None
-    assert sweep.run() == 0
-    first = next(pid for pid, do, system, _ in overheard if (do, system) == ("Learn", "eager"))
-    assert first == sweep.tried.process.process.pid  # the model was tried in forks of it
-    records = list(sweep.store.read().records.values())
-    assert all(r.warnings[-1] == Warning("no_ratio", {"status": "failed", "reason": "it ended"}) for r in records)
-    num_commands = len(overheard)
-    assert Sweep(asked_for((1,), ("eager", "torchscript"))).run() == 0 and len(overheard) == num_commands  # not tried again
 
 
 def test_an_interrupted_sweep_ends_at_once_and_leaves_nothing_running(begin: Callable[..., Any], folder: Path) -> None:
