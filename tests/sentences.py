@@ -2,11 +2,17 @@
 
 import re
 import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from conftest import ROOT
 
+REFERENCE = ROOT / "results" / "reference"
+H200 = REFERENCE / "h200"
+PERCENT, US = 100, 1000
+N = r"([+-]?\d[\d,]*(?:\.\d+)?)"  # a figure of a sentence
 # A number with a unit of measuring, as "0.31 ms", "1.25x", "16.6 times", "98.8 %", "2.23 M rows".
 FIGURE = re.compile(
     r"(?<![\w.])\d[\d,.]*(?: ?(?:ms|µs|us|%|s|GB/s|TB/s|TFLOP/s|tokens/s|M rows\S*)(?![\w/])|x(?!\w)| times\b)"
@@ -45,3 +51,17 @@ def part(page: Path, name: str) -> tuple[dict[str, str], ...]:
     text = page.read_text(encoding="utf-8")
     (made,) = re.findall(rf"^<!-- {re.escape(name)}: python .*?-->\n\n(.*?)\n\n", text, flags=re.DOTALL | re.MULTILINE)
     return tuple(cells_of(made))
+
+
+def numbers(text: str) -> list[float]:
+    """Those of a cell of a table: [0.0479, 0.0432, 0.0526] of "+0.0479 [+0.0432, +0.0526]"."""
+    return [float(number.replace(",", "")) for number in re.findall(r"[+-]?\d[\d,]*(?:\.\d+)?", text)]
+
+
+@dataclass(frozen=True)
+class Said:
+    """A sentence of a page: a pattern whose groups are its figures, and what is printed of them."""
+
+    page: str
+    words: str
+    printed: Callable[[], Sequence[float]]
