@@ -40,7 +40,7 @@ ROOT = Path(__file__).parent.parent
 settings.register_profile("opweave", deadline=None, max_examples=few(settings.default.max_examples))
 settings.register_profile(THOROUGH, deadline=None, max_examples=100)
 settings.load_profile("opweave")
-pytest.register_assert_rewrite("rewriting", "triton_cases", "drawn_charts", "parallel_engines")
+pytest.register_assert_rewrite("rewriting", "triton_cases", "drawn_charts", "parallel_engines", "workloads")
 
 TINY = '''
 import os, time

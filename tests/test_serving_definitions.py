@@ -16,7 +16,7 @@ import pytest
 from drawing import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_serving_schedulers import NUM_POSITIONS, NUM_SLOTS, Asked, run, token_of, workloads
+from workloads import NUM_POSITIONS, NUM_SLOTS, Asked, run, token_of, workloads
 
 from systems.serving.iteration_level import IterationLevel
 from systems.serving.prefix_cache import CachedSlots

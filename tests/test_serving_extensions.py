@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from serving_parts import slot_of
 from test_serving_engine import MODULE, NUM_SLOTS, NUM_STOPS, SHAPE, SIZES, alone, requests_of, served
-from test_serving_schedulers import Asked, token_of, workloads
+from workloads import Asked, token_of, workloads
 
 import systems
 from models.gpt import made

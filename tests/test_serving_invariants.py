@@ -20,8 +20,8 @@ from drawing import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from serving_parts import slot_of
-from test_serving_schedulers import Asked, books, run, token_of, workloads
 from test_serving_simulated import LinearCost, simulated
+from workloads import Asked, books, run, token_of, workloads
 
 from systems.serving import worker
 from systems.serving.batch import Batch
