@@ -98,12 +98,11 @@ LONG = (
     *("test_rewriting", "test_serving_endpoint", "test_torch_compile", "test_xla", "test_fuse_moves", "test_workers"),
     *("test_fuse_reductions", "test_report", "test_onnx", "test_advice", "test_windtunnel_estimator"),
     *("test_triton_attention", "test_triton_products", "test_ios", "test_wheel", "test_serving_simulated"),
-    *("test_merge_linears", "test_merge_convolutions", "test_results", "test_aliasing"),
+    *("test_merge_linears", "test_merge_convolutions", "test_results", "test_aliasing", "test_serving_chat"),
     *("test_fuzz", "test_measuring", "test_sweep", "test_members", "test_triton_passes", "test_odd_models"),
     *("test_write_back", "test_triton_joins", "test_strangers", "test_select_products", "test_reproduce"),
     *("test_accuracy", "test_executors", "test_simulate_runner", "test_fold_constants", "test_weave_peers"),
     *("test_simulator", "test_serving_agreement", "test_pack", "test_systems", "test_exhibits_pictures", "test_plot_values"),
-    *("test_serving_chat",),
 )
 
 # pytest listens to every logger that does not propagate, and for a listener PyTorch composes a trace of each capture.

@@ -19,6 +19,10 @@ from systems.scheduling.plans.stream_assignment import assign_streams
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
 SMALL_BERT = {"sequence": 16, "layers": 2, "hidden": 64, "heads": 2}
+# Of eight classes weights; of four rows classes, and values of eight features.
+WEIGHTS = torch.rand(8, generator=torch.Generator().manual_seed(0))
+CLASSES = torch.tensor([1, 7, 3, 0])
+VALUES = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
 
 
