@@ -1,22 +1,20 @@
 """Leaves out copies that only change how a tensor lies in memory, where what reads it is faster without them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import on_meta
-from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.patterns import COPIES, VIEW, convolution
-from systems.scheduling.graph.program import Call, Output, Program
+from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .context import Context, Rewritten
 from .patterns import CONV2D_FUNCTIONS, name_operators, returned_operators
-from .strides import is_uncomputed, readers_of_changed, with_strides
+from .strides import is_computed, is_uncomputed, readers_of_changed, with_strides
 
 MULTIPLICATION, DIVISION = torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor
 COPIED, DROPPED = "copied", "dropped"
@@ -69,7 +67,7 @@ def _droppable(program: Program) -> list[int]:
     """
     returned = returned_operators(program)
     calls = enumerate(program.calls)
-    return [v for v, c in calls if _is_copy(program, c) and v not in returned and _is_computed(program, c.args[0])]
+    return [v for v, c in calls if _is_copy(program, c) and v not in returned and is_computed(program, c.args[0])]
 
 
 def _is_copy(program: Program, call: Call) -> bool:
@@ -78,13 +76,6 @@ def _is_copy(program: Program, call: Call) -> bool:
         is_one = isinstance(call.args[1], int | float) and call.args[1] == 1 and not call.kwargs
         return is_one and call.produces.dtype is program.value(call.args[0]).dtype
     return call.function in COPIES
-
-
-def _is_computed(program: Program, reference: Any) -> bool:
-    """Does an operator compute it, or what it is a view of?"""
-    while isinstance(reference, Output) and is_view(program.calls[reference.operator].function):
-        reference = program.calls[reference.operator].args[0]
-    return isinstance(reference, Output)
 
 
 def _places(program: Program, copies: Sequence[int]) -> list[tuple[list[int], list[int]]]:

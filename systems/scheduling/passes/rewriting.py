@@ -26,6 +26,7 @@ from .make_contiguous import make_contiguous
 from .merge_convolutions import merge_convolutions
 from .merge_equal import merge_equal
 from .merge_linears import merge_linears
+from .reorder_rows import reorder_rows
 from .replace_bags import replace_bags
 from .select_attention import select_attention
 from .select_kernels import select_kernels
@@ -69,7 +70,8 @@ PASSES = (
     Pass(merge_linears, ("merge_linears",)),  # before all that look at strides, which it changes
     Pass(merge_convolutions, ("merge_convolutions",)),  # as that
     Pass(select_kernels, ("select_kernels", "select_layouts")),
-    Pass(make_contiguous, ("make_contiguous",)),  # before all that measure with the strides that they find
+    Pass(reorder_rows, ("reorder_rows",)),  # before all that measure with the strides that they find
+    Pass(make_contiguous, ("make_contiguous",)),  # as that
     Pass(drop_copies, ("drop_copies",)),  # as that
     Pass(select_products, ("select_products",)),
     Pass(select_norms, ("select_norms",)),

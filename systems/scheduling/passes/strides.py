@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from systems.scheduling.graph.capture import on_meta
 from systems.scheduling.graph.effects import READERS_OF_MEMORY, is_view
 from systems.scheduling.graph.part import part
-from systems.scheduling.graph.program import Call, Program
+from systems.scheduling.graph.program import Call, Output, Program
 
 RETURNED: dict[tuple[torch.device, tuple[bool, bool], str], Any] = {}  # by device, cuDNN's settings and signature
 IMAGES = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -87,6 +87,13 @@ def readers_of_changed(before: Program, after: Program, changed: Collection[int]
 def is_uncomputed(function: object) -> bool:
     """Does it only see what lies in memory in another way? No kernel runs for it."""
     return is_view(function) or function in READERS_OF_MEMORY
+
+
+def is_computed(program: Program, reference: Any) -> bool:
+    """Does an operator compute it, or what it is a view of?"""
+    while isinstance(reference, Output) and is_view(program.calls[reference.operator].function):
+        reference = program.calls[reference.operator].args[0]
+    return isinstance(reference, Output)
 
 
 def is_image(tensor: Tensor) -> bool:
