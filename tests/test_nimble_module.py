@@ -134,6 +134,16 @@ def test_what_was_not_prepared_is_refused(device: str) -> None:
     fast.close()
 
 
+def test_several_inputs_are_one_argument_of_prepare() -> None:
+    """A second one is no training: a number of 0 would be left out without a word."""
+    module, x = small("cpu")
+    for second in (x, torch.tensor(0.0), None):
+        with pytest.raises(TypeError, match=r"a tuple: prepare\(\(x, y\)\)"):
+            Nimble(module).prepare(x, second)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="y: inputs by name are one argument, a mapping"):
+        Nimble(module).prepare(x, y=x)
+
+
 def test_several_shapes_live_side_by_side(device: str) -> None:
     module, _ = small(device)
     shapes = [torch.randn(b, 3, 8, 8, device=device) for b in (4, 1, 2)]

@@ -136,11 +136,13 @@ class ScheduledModule(ModuleWrapper):
 
         Raises:
             Unsupported: the module cannot be captured.
-            TypeError: the inputs are no tensors, or those of training go by name.
+            TypeError: the inputs are no tensors, or several arguments, or those of training go by name.
             ValueError: an axis names no input, or a dimension that an input or an output lacks, or an output of another size
                 than the inputs, or leaves out an output whose size goes with them.
         """
         names: tuple[str, ...] = ()
+        if not isinstance(training, bool):
+            raise TypeError("several inputs are one argument, a tuple: prepare((x, y))")
         if isinstance(example_inputs, Mapping):
             if training:
                 raise TypeError("inputs of training go by position, and example_inputs has names")
@@ -152,7 +154,8 @@ class ScheduledModule(ModuleWrapper):
         if training:
             return self._prepare_training(inputs, **training_arguments)
         if training_arguments:
-            raise TypeError(f"{', '.join(training_arguments)}: for training=True alone")
+            hint = "inputs by name are one argument, a mapping, and the rest is for training=True alone"
+            raise TypeError(f"{', '.join(training_arguments)}: {hint}")
         for axis in self.axes:
             if not axis.inputs:
                 raise ValueError("an axis names no input, so that its size is unknown")
