@@ -9,7 +9,7 @@ from typing import Any
 
 import conf
 
-from .base import Unsupported
+from .base import BadOption, Unsupported
 from .registry import load
 from .scheduling.scheduler import Scheduler
 
@@ -28,8 +28,10 @@ def backend(choice: str) -> Backend:
         raise ValueError(f"no system is named {choice}: {conf.nearest(choice, conf.choices('system'))}")
 
     def compile_graph(
-        module: Any, inputs: Sequence[object], *, options: dict[str, conf.Value] | None = None
+        module: Any, inputs: Sequence[object], *, mode: str | None = None, options: dict[str, conf.Value] | None = None
     ) -> Callable[..., Any]:
+        if mode is not None:
+            raise BadOption(f"mode={mode} is of torch.compile's own backend: {PREFIX}{choice} takes options={{...}}")
         system = load(choice, **(options or {}))
         if not isinstance(system, Scheduler):
             raise Unsupported(f"{choice} schedules no operators, so it is no backend of torch.compile")

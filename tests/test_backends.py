@@ -161,6 +161,13 @@ def test_options_of_torch_compile_are_the_schedulers(module: nn.Module) -> None:
 
 
 @torch.no_grad()
+def test_a_mode_is_none_of_a_schedulers(module: nn.Module) -> None:
+    fast = torch.compile(module, backend=backends.opweave_nimble, dynamic=False, mode="max-autotune")
+    with pytest.raises(Exception, match="opweave_nimble takes options="):
+        fast(torch.randn(2, 3, 8, 8))
+
+
+@torch.no_grad()
 def test_a_second_shape_needs_fixed_shapes(module: nn.Module) -> None:
     module, shapes = module[:3], (torch.randn(3, 3, 8, 8), torch.randn(5, 3, 8, 8), torch.randn(3, 3, 8, 8))
     fast = torch.compile(module, backend=backends.opweave_nimble, dynamic=False)
