@@ -92,6 +92,14 @@ def test_a_key_is_named_with_what_has_it() -> None:
     assert "exhibit" not in unknown_key("exhibi")  # which is of presets alone
 
 
+def test_a_key_without_its_group_is_told_with_it() -> None:
+    """However short, and not as a slip of another key: `gpus` is a key too."""
+    assert unknown_key("gpu").endswith("did you mean system.gpu or runner.gpu?")
+    assert unknown_key("gpu", ["runner=advise"]).endswith("did you mean runner.gpu?")
+    assert unknown_key("r", ["system=ios"]).endswith("did you mean system.r?")
+    assert "did you mean system.r? It is of system=greedy, ios, " in unknown_key("r")
+
+
 def test_keys_of_what_is_chosen_come_first() -> None:
     own = ["system.max_part_size", "system.s"]
     line = unknown_key("system.qqqq", ["system=sequential,ios", "batch=1"])

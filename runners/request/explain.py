@@ -76,7 +76,12 @@ def unknown_key(key: str, arguments: Iterable[str] = ()) -> str:
     own = keys_chosen(key.partition(".")[0], arguments)
     if own and nearest(key, own).startswith("did you mean"):
         return f"there is no key {key!r}: {nearest(key, own)}"
-    hint = nearest(key, known_keys(key))
+    if same := keys_named(key, arguments):
+        if len(same) > 1 or same[0] in keys_chosen(same[0].partition(".")[0], arguments):
+            return f"there is no key {key!r}: did you mean {' or '.join(same)}?"
+        hint = f"did you mean {same[0]}?"
+    else:
+        hint = nearest(key, known_keys(key))
     if own and not hint.startswith("did you mean"):  # all keys that its group has would be too many to name
         hint = nearest(key, own)
     if (meant := hint.removeprefix("did you mean ").removesuffix("?")) == hint and "." not in key:
@@ -125,6 +130,13 @@ def keys_chosen(group: str, arguments: Iterable[str]) -> list[str]:
     return sorted({key for names in named for name in names for key in keys_of.get(name, [])})
 
 
+def keys_named(name: str, arguments: Iterable[str]) -> list[str]:
+    """The keys of that name in a group: those of what `arguments` choose, or of any choice where none of these has one."""
+    named = [key for group in CHOSEN for key in group_keys(group) if key == f"{group}.{name}"]
+    chosen = [key for group in CHOSEN for key in keys_chosen(group, arguments)]
+    return [key for key in named if key in chosen] or named
+
+
 def choices_with(key: str) -> list[str]:
     """The choices of its group that have `key`; none for what is no key of any."""
     group = key.partition(".")[0]
@@ -139,10 +151,9 @@ def settable_keys() -> list[str]:
 
 
 def known_keys(like: str) -> list[str]:
-    """The keys that `like` may stand for: those of its group if it names one, those of its name if it names none, or all."""
+    """The keys that `like` may stand for: those of its group if it names one, or all."""
     group, dot, _ = like.partition(".")
     keys_by_group = {g: group_keys(g) for g in CHOSEN}
     if dot and group in keys_by_group:
         return keys_by_group[group]
-    keys = [key for keys in keys_by_group.values() for key in keys]
-    return [key for key in keys if not dot and key.partition(".")[2] == like] or keys + settable_keys()
+    return [key for keys in keys_by_group.values() for key in keys] + settable_keys()
