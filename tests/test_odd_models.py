@@ -233,6 +233,11 @@ def test_an_output_that_cannot_be_traced_is_a_reason_in_one_sentence(family: str
         systems.load("torchscript").prepare(ByName(model.eval(), ["input_ids"]), (torch.ones(1, 8, dtype=torch.long),))
 
 
+def test_torchscript_takes_the_eval_form() -> None:
+    with pytest.raises(Unsupported, match="takes a model in eval form"):
+        systems.load("torchscript").prepare(nn.Sequential(nn.Linear(3, 3)), (torch.randn(2, 3),))
+
+
 def test_a_refusal_logs_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     module, x = nn.Sequential(nn.Linear(3, 3), Lambda(lambda x: x + torch.ones(5))).eval(), torch.randn(2, 3)
     optimizer = torch.optim.SGD(module.parameters())

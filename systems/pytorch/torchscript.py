@@ -20,6 +20,8 @@ class TorchScript(System):
     own_randomness = True  # on a GPU it differentiates dropout in a form of its own
 
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
+        if module.training:
+            raise Unsupported("torch.jit.freeze takes a model in eval form, and this one is in training form")
         with torch.no_grad(), state_kept(module):
             traced = torch.jit.freeze(_traced(module, inputs))
             for _ in range(WARM_UP_RUNS):
