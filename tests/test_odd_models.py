@@ -238,6 +238,13 @@ def test_torchscript_takes_the_eval_form() -> None:
         systems.load("torchscript").prepare(nn.Sequential(nn.Linear(3, 3)), (torch.randn(2, 3),))
 
 
+def test_names_of_inputs_are_as_many_as_the_inputs() -> None:
+    with pytest.raises(TypeError, match=re.escape("names is a sequence of them: ['input_ids']")):
+        ByName(nn.Linear(3, 3), "input_ids")
+    with pytest.raises(TypeError, match="2 inputs, but names of 1: input"):
+        ByName(nn.Linear(3, 3), ["input"])(torch.randn(2, 3), torch.randn(2, 3))
+
+
 def test_a_refusal_logs_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     module, x = nn.Sequential(nn.Linear(3, 3), Lambda(lambda x: x + torch.ones(5))).eval(), torch.randn(2, 3)
     optimizer = torch.optim.SGD(module.parameters())
