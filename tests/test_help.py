@@ -10,10 +10,13 @@ import conf
 import models
 import systems
 from results.cell import choose
+from run import BROKEN
 from runners.checks import BadRequest
+from runners.command import BAD_REQUEST, INTERRUPTED
 from runners.measurements import registry as measurements
 from runners.request.resolve import _conditions, _sweep_options
 from runners.showings import registry as showings
+from runners.sweep.sweep import BAD
 
 CONFIG = (ROOT / "conf" / "config.yaml").read_text()
 OPTIONS = [
@@ -108,3 +111,14 @@ def test_help_shows_every_choice_and_each_key_of_what_is_chosen(run_here: Run) -
     assert all(f" {key}=" in words and beside[key] in words for key in top())
     assert " system.r=2 an integer: most units" in words and "system.capture=true true or false: " in words
     assert "exhibit" not in words and max(map(len, done.stdout.splitlines())) <= 125
+
+
+def test_every_exit_status_is_told() -> None:
+    """In --help and on the first page, with each of a cell's that are no success."""
+    told = re.search(r"Exit status: (.*?)\n\s*HYDRA", CONFIG, re.DOTALL)
+    assert told is not None
+    statuses = dict(each.split(" ", 1) for each in " ".join(told[1].split()).rstrip(".").split("; "))
+    assert set(statuses) == {"0", "1", str(BAD_REQUEST), str(BROKEN), str(INTERRUPTED)}
+    assert all(status in statuses["1"] for status in ("failed", *BAD[BAD.index("incorrect") :]))
+    page = " ".join((ROOT / "README.md").read_text().split())
+    assert "It is 1 when one failed, and when answers were wrong or could not be checked." in page
