@@ -70,6 +70,12 @@ def test_of_a_rewritten_model_the_limit_is_that_of_its_own_operators() -> None:
     assert "1.000 (12345.7x)" in table and "0.500 (24691.4x)" in table
 
 
+def test_a_warning_of_learning_and_of_measuring_is_told_once() -> None:
+    twice = (Warning("notice", {"text": "the cache is full"}), Warning("notice", {"text": "the cache is full"}))
+    table = shown([replace(record("nimble", **MEASURED), warnings=twice)], 200)
+    assert table.count("the cache is full") == 1 and "nimble, nimble" not in table
+
+
 def test_one_cell_says_what_bounds_it() -> None:
     of_passes = Limits(0.5, 1.0, sm_area_ms=0.25, traffic_ms=0.75, launch_ms=0.1)
     table = shown([record("nimble_fused", **MEASURED | {"limits": replace(Limits(1.0, 2.0), rewritten=of_passes)})], 120)

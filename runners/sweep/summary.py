@@ -55,7 +55,7 @@ def _remarks(records: Sequence[Record]) -> dict[str, list[Record]]:
     records_by_line: dict[str, list[Record]] = {}
     for record in records:
         lines = [f"{record.status}: {record.reason}"] if record.reason else []
-        for line in (*lines, *(f"warning: {warning.sentence}" for warning in record.warnings)):
+        for line in dict.fromkeys((*lines, *(f"warning: {warning.sentence}" for warning in record.warnings))):
             records_by_line.setdefault(line, []).append(record)
     return records_by_line
 
