@@ -49,11 +49,11 @@ def from_json(document: object) -> Record:
         raise NotARecord("not a JSON object")
     if not {"status", "schema"} & set(document):
         raise Foreign("it has no status, so it is no record")
-    if document.get("status") not in STATUSES:
-        raise NotARecord(f"its status is {document.get('status')!r}")
     schema = document.get("schema")
     if schema not in (1, SCHEMA):
         raise NotARecord(f"its schema is {schema!r}, not {SCHEMA}")
+    if document.get("status") not in STATUSES:
+        raise NotARecord(f"its status is {document.get('status')!r}")
     try:
         body = upgraded(document) if schema == 1 else {key: value for key, value in document.items() if key != "schema"}
         return _converter.structure(body, Record)

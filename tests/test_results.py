@@ -282,6 +282,11 @@ def test_a_key_that_is_no_field_is_told() -> None:
         from_json(document | {"beauty": 1})
 
 
+def test_a_newer_schema_is_told_before_what_it_may_mean() -> None:
+    with pytest.raises(NotARecord, match="its schema is 99, not 2"):
+        from_json({"schema": 99, "status": "postponed"})
+
+
 # Labels
 
 
