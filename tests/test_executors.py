@@ -1,7 +1,9 @@
 """The executors on real models and on schedules that are wrong on purpose."""
 
 import dataclasses
+import multiprocessing
 import random
+import sys
 import time
 from collections.abc import Callable
 
@@ -54,6 +56,29 @@ def example(device: str = "cpu") -> tuple[nn.Module, tuple[Tensor, ...]]:
 def squeezenet() -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     return squeezenet1_1(weights=None).eval(), torch.randn(1, 3, 64, 64)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+def test_a_fork_is_told_that_the_threads_stayed_behind() -> None:
+    """It would wait for them for ever."""
+    module, inputs = example()
+    prepared = systems.load("nimble").prepare(module, inputs)
+    context = multiprocessing.get_context("fork")
+    reader, writer = context.Pipe(duplex=False)
+
+    def call() -> None:
+        try:
+            prepared(*inputs)
+        except RuntimeError as error:
+            writer.send(str(error))
+
+    child = context.Process(target=call, daemon=True)
+    child.start()
+    is_told = reader.poll(20)
+    child.kill()
+    child.join()
+    assert is_told and "a fork left the threads of this executor behind" in reader.recv()
+    prepared.close()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -65,7 +65,7 @@ class CpuExecutor(Scheduled):
     (MissingDependency) as it would give a wrong answer on a GPU. The thread of each operator calls `observe(operator, begin,
     end)` after it, where that is set, in perf_counter's seconds.
 
-    Several threads may call it at once, and `close` it meanwhile.
+    Several threads may call it at once, and `close` it meanwhile. A fork leaves its threads behind, and its calls raise.
 
     Invariant: all queues hold the same runs in the same order, and nothing after the end. Else two streams might each wait
     for the other in different runs. No thread holds the executor between calls, so that one which nobody closes is freed.
@@ -126,6 +126,8 @@ class CpuExecutor(Scheduled):
         with self.lock:
             if self.closed:
                 raise RuntimeError("this executor is closed")
+            if self.threads and not self.threads[0].is_alive():
+                raise RuntimeError("a fork left the threads of this executor behind: prepare in the new process")
             self.program.derived.refresh()
             for queue in self.queues:
                 queue.put(run)
