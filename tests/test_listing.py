@@ -10,6 +10,7 @@ import pytest
 import models
 import systems
 from results.cell import Cell, Conditions, choose
+from runners.cell.shape import shape_of
 from runners.showings import list as listing
 
 KIBIBYTE, PARAMETER_BYTES = 1024, 4
@@ -37,6 +38,25 @@ def test_forks_make_the_rows_and_each_is_its_models(monkeypatch: pytest.MonkeyPa
     forks.clear()
     own = [listing._row(name, replace(cell, model=choose("model", name))) for name in names]
     assert shown["models"] == list(listing.part_to_json(listing.Catalogue(tuple(own), ()))["models"]) and not forks
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("t5", 60_506_624), ("gpt2", 124_439_808)])
+def test_weights_that_an_embedding_and_a_head_share_count_once(name: str, parameters: int) -> None:
+    """As `models.count` has them of the model itself."""
+    cell = Cell(choose("model", name), choose("system", "eager"), choose("runner", "list"), Conditions(1, "cpu"))
+    assert listing._row(name, cell).parameters == parameters
+
+
+def test_a_shape_keeps_what_is_shared() -> None:
+    """With what will run it and with what only captures it."""
+    for runs in (True, False):
+        module = shape_of(choose("model", "gpt2"), Conditions(1, "cpu"), runs=runs).module
+        own = models.load("gpt2", 1, device="meta").module
+        shared = [
+            {name for name, p in m.named_parameters(remove_duplicate=False)} - {name for name, _ in m.named_parameters()}
+            for m in (module, own)
+        ]
+        assert shared[0] == shared[1] != set()
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def shape_of(model: Choice, conditions: Conditions, runs: bool = True) -> models
     if is_custom:
         return loaded
     inputs = tuple(torch.zeros_like(x, device=device) for x in loaded.inputs)
-    return replace(loaded, module=_filled(loaded.module.to_empty(device=device), runs), inputs=inputs)
+    return replace(loaded, module=_filled(_to_empty(loaded.module, device), runs), inputs=inputs)
 
 
 def counts_of(model: Choice, batch: int) -> models.Counts | None:
@@ -38,6 +38,19 @@ def counts_of(model: Choice, batch: int) -> models.Counts | None:
         return None
     shape = load(model, batch, device="meta")
     return models.count(shape.module, shape.inputs)
+
+
+def _to_empty(module: nn.Module, device: str) -> nn.Module:
+    """`Module.to_empty`, after which parameters that were one are one still, as an embedding and the head that reads it."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    module.to_empty(device=device)
+    for first, *others in names.values():
+        for name in others:
+            owner, _, own = name.rpartition(".")
+            setattr(module.get_submodule(owner), own, module.get_parameter(first))
+    return module
 
 
 @torch.no_grad()
