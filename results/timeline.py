@@ -148,4 +148,5 @@ def from_trace(document: Any) -> list[Timeline]:
             timelines.append(Timeline.from_json(timeline.to_json()))  # each of its parts is of its type
         return timelines
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"not a timeline, as runner=timeline writes one: {type(error).__name__}: {error}") from error
+        lacks = f"it lacks {error}" if isinstance(error, KeyError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"not a timeline, as runner=timeline writes one: {lacks}") from error

@@ -79,7 +79,7 @@ SAID = [
     Said(ORCA, rf"shorten the p99 between tokens to {N}x,", chunks),
     Said(
         ORCA,
-        rf"off by more than {N} % of a throughput or {N} % of a latency",
+        rf"by more than {N} % of a throughput, or {N} % of a latency",
         lambda: [PERCENT * agreement.THROUGHPUT, PERCENT * agreement.LATENCY],
     ),
     Said(

@@ -102,7 +102,7 @@ def gains_of(models: str) -> list[float]:
 SAID = [
     Said(
         SIMULATE,
-        rf"{N} us between dispatches at best, {N} TB/s by a copy of {N} MiB, {N} us a kernel in a chain of {N} empty ones",
+        rf"{N} us between dispatches at best, {N} TB/s by a copy of {N} MiB; {N} us a kernel in a chain of {N} empty ones",
         bounds_of_constants,
     ),
     Said(

@@ -204,7 +204,7 @@ def test_pictures_are_written_from_the_command_line(script: Run, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["bad.json"], "not a timeline"),
+        (["bad.json"], "not a timeline, as runner=timeline writes one: it lacks 'traceEvents'"),
         (["nowhere.json"], "No such file"),
         (["empty.json"], "nothing to draw"),
         (["good.json", "--window", "3", "2"], "no span of time"),
