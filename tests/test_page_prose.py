@@ -11,7 +11,7 @@ MOST = 25  # words
 
 
 def clauses(text: str) -> Iterator[str]:
-    """Of a section, without commands in blocks, tables and pictures. What stands as code is one word; a link's target is none."""
+    """Of a section, without blocks of commands, tables and pictures. Code is one word, and a link's target none."""
     lines = re.sub(r"^\s*```.*?^\s*```", "", text, flags=re.DOTALL | re.MULTILINE).splitlines()
     written = "\n".join("" if line.startswith(("|", "![")) else line for line in lines)
     for paragraph in re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.) ", written, flags=re.MULTILINE):
