@@ -100,6 +100,9 @@ def test_lines_of_one_style_that_follow_each_other_are_one_path() -> None:
         joined_lines(f"<g>{one}{other}</g>{one}", {"a"}, {"a"}) == f'<g><path d="M0 0L1 1L2 0M5 5H9" class="a k1"/></g>{one}'
     )
     assert joined_lines(other * 3, {"a"}, ()) == f'<path d="{"M5 5H9" * 3}" class="a k1"/>'
+    word = '<text class="t" x="1" y="2">1</text>'
+    assert joined_lines(f"{other}{word}{other}{word}", {"a"}, ()) == f'<path d="M5 5H9M5 5H9" class="a k1"/>{word * 2}'
+    assert joined_lines(f"{one}{word}{one}", {"a"}, ()) == f"{one}{word}{one}"
     closed = '<path d="M0 0L1 1L2 0z" class="a k1"/>'
     for apart, opaque in (
         (one * 2, {"a"}),

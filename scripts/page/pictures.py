@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 from scripts.charts import style
 from scripts.charts.chart import Chart
 
-FONTS = "Arial, DejaVu Sans, sans-serif"  # of a chart's words
 CHART = re.compile(r'<svg role="img".*?</svg>', re.DOTALL)  # as `inlined` makes it, whose elements have no class
 LONG_PATH = 100  # characters, from which on charts share a path
 SHARED = '<svg class="shared" width="0" height="0" aria-hidden="true"><defs>'  # of page.html.j2
@@ -29,13 +28,13 @@ def inlined(chart: Chart, number: int) -> str:
     svg = svg[svg.index("<svg") :].strip()  # without the declarations of a file
     svg = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*|(?<=>)\n\s*(?=<)", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, count=1, flags=re.DOTALL)  # the page's style sheet has it
-    svg = re.sub(r' (?:xmlns:xlink|version)="[^"]*"', "", svg).replace("xlink:href=", "href=")
+    svg = re.sub(r' (?:xmlns(?::xlink)?|version)="[^"]*"', "", svg).replace("xlink:href=", "href=")
     svg = re.sub(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*|(?<="translate\()[^)]*', lambda path: short_path(path[0]), svg)
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)  # a text that stands upright
-    svg = re.sub(r" font-family: [^;\"]*;", "", svg)  # the whole picture's
+    svg = re.sub(r" font-family: [^;\"]*;", "", svg)  # the page's style sheet has it
     svg = without_plain_groups(re.sub(r'(?<=<g) id="[^"]*"', "", svg))  # which nothing refers to
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\1c{number}-", style.with_short_names(svg))
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" font-family="{FONTS}" ', 1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{chart.title}" ', 1)
 
 
 def short_path(path: str) -> str:
@@ -141,14 +140,15 @@ def joined_lines(svg: str, opaque: Collection[str], unfilled: Collection[str]) -
         unfilled: classes without a fill; of others only lines of one segment are joined, which hold no area.
     """
     line = re.compile(r'<path d="([^"z]+)" class="([^" ]*)[^"]*"/>')
-    several = re.compile(r'<path d="[^"z]+"( class="[^"]*")/>(?:<path d="[^"z]+"\1/>)+')
+    words = r"(?:<text [^>]*>[^<]*</text>)*"  # of an axis stand between the lines of its grid, which go below all of them
+    several = re.compile(rf'<path d="[^"z]+"( class="[^"]*")/>(?:{words}<path d="[^"z]+"\1/>)+')
     segment = re.compile(r"M[^A-Z]*[LHV][^A-Z]*")
 
     def joined(match: re.Match[str]) -> str:
         paths, names = zip(*line.findall(match[0]), strict=True)
         if names[0] not in opaque or not (names[0] in unfilled or all(map(segment.fullmatch, paths))):
             return match[0]
-        return f'<path d="{"".join(paths)}"{match[1]}/>'
+        return f'<path d="{"".join(paths)}"{match[1]}/>' + "".join(re.findall(r"<text .*?</text>", match[0]))
 
     return several.sub(joined, svg)
 
