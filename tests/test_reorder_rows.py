@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rewriting import DEVICES, Function, agrees, measuring, names, tokens
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 import models
 from systems.scheduling.decision import Decision
@@ -96,11 +97,23 @@ def rows(x: Tensor) -> Tensor:
     return x.transpose(0, 1).contiguous().view(12, 8)
 
 
+def turned(x: Tensor) -> Tensor:
+    """The batch first again."""
+    return x.view(6, 2, 8).transpose(0, 1)
+
+
 STAYS: dict[str, Callable[..., object]] = {
     "the rows are in order": lambda p, x: p["out"](p["a"](x).view(12, 8)).relu().view(2, 6, 8) + 1,
     "a caller sees it": lambda p, x: p["a"](rows(x * 2)).view(6, 2, 8).transpose(0, 1),
     "a view would span two strides": lambda p, x: p["a"](rows(x * 2)).relu() + 1,
     "a part alone is read": lambda p, x: p["a"](rows(x * 2)).view(6, 2, 8)[1:].relu() + 1,
+    "a bias has rows of its own": lambda p, x: x + turned(linear(rows(x * 2), p["a"].weight, x.view(12, 8))),
+    "its memory is read at an offset": lambda p, x: (
+        p["a"](x.transpose(0, 1))[:, 1].contiguous().as_strided((6, 8), (8, 1), 0) + 1
+    ),
+    "a number is read beside it": lambda p, x: 1 + turned(p["a"](rows(x * 2))) * x.sum().item(),
+    "it is a product of vectors": lambda p, x: linear(x[0, 0] * 2, p["a"].weight[0]) + x,
+    "there are no rows": lambda p, x: attends(p, x[:, :0], "m2"),
     "an operator computes between": lambda p, x: p["out"](p["a"](x).relu()) + 1,
 }
 
@@ -110,6 +123,17 @@ def test_rows_stay_where(why: str) -> None:
     module = parts(STAYS[why])
     program, decisions = reordered(module, tokens())
     assert names(program) == names(capture(module, (tokens(),))) and decisions == []
+
+
+def test_a_product_that_nothing_reads_stays() -> None:
+    """Export keeps it for an assertion, which is no operator."""
+
+    def forward(p: nn.ModuleDict, x: Tensor) -> Tensor:
+        p["a"](x.transpose(0, 1)).transpose(0, 1).float()
+        return x * 2
+
+    program, decisions = reordered(parts(forward), tokens())
+    assert "linear" in names(program) and decisions == []
 
 
 def test_what_is_written_later_is_copied_before() -> None:

@@ -13,10 +13,8 @@ STATISTICS = ("running_mean", "running_var")
 
 aten = torch.ops.aten
 # They read memory as it lies, not the tensor that lies in it.
-READERS_OF_MEMORY = (
-    *(aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default),
-    aten._unsafe_view.default,
-)
+READERS_AT_AN_OFFSET = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+READERS_OF_MEMORY = (*READERS_AT_AN_OFFSET, aten._unsafe_view.default)
 
 
 def copy_back(buffer: Tensor, value: Tensor, *after: object) -> Tensor:

@@ -132,6 +132,8 @@ def _grouped(factors: Sequence[Factor], shape: Sequence[int]) -> tuple[tuple[Fac
     for size in shape:
         dim: list[Factor] = []
         while (lacking := size // prod(f.size for f in dim)) > 1:
+            if not left:
+                return None
             f = left.pop(0)
             if f.size > lacking:
                 if f.size % lacking:

@@ -10,7 +10,7 @@ from torch import Tensor
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.capture import on_meta
 from systems.scheduling.graph.part import part
-from systems.scheduling.graph.patterns import COPIES, VIEW
+from systems.scheduling.graph.patterns import COPIES, VIEW, reads_tensors
 from systems.scheduling.graph.program import Call, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, without
 from systems.scheduling.graph.rewrite import replace as replaced
@@ -106,6 +106,9 @@ def _place(program: Program, v: int) -> _Place | None:
     call = program.calls[v]
     if call.function is not LINEAR or call.kwargs or not isinstance(call.produces, Tensor):
         return None
+    weight, *biases = map(program.value, call.args[1:])
+    if weight.dim() != 2 or any(b is not None and b.dim() > 1 for b in biases) or not call.produces.numel():
+        return None  # such a bias has rows of its own
     before, source = _moves_before(program, call.args[0])
     if program.changed and not is_computed(program, source):  # it may be written between a copy of it and the product
         return None
@@ -125,6 +128,8 @@ def _place(program: Program, v: int) -> _Place | None:
             return None
         read_of[u] = moved
     ends = {u: read_of[u] for u in (v, *after) if not set(program.graph.successors[u]) <= set(after)}
+    if not ends:
+        return None
     is_copied = any(_regroups_a_copy(program, u, v) for u in after)
     as_needed = _orders(ends.values(), len(rows))
     as_captured = list(range(len(rows)))
@@ -281,6 +286,8 @@ def _all_with(program: Program, places: Sequence[_Place]) -> _Reordered | None:
         return None
     kept = {new: u for u, new in ids.items() if u not in moved}
     reading = readers_of_changed(rewritten, strided, [ids[u] for u in moved])
+    if not all(reads_tensors(strided, v) for v in reading):  # such as one that reads `.item()`, which no part has
+        return None
     changed = sorted({*(v for v in range(len(strided.graph)) if v not in kept), *reading})
     return _Reordered(strided, _clusters(program, strided, places, changed, ids))
 

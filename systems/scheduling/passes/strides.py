@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from systems.base import Unsupported
 from systems.scheduling.graph.capture import on_meta
-from systems.scheduling.graph.effects import READERS_OF_MEMORY, is_view
+from systems.scheduling.graph.effects import READERS_AT_AN_OFFSET, READERS_OF_MEMORY, is_view
 from systems.scheduling.graph.part import part
 from systems.scheduling.graph.program import Call, Output, Program
 
@@ -31,9 +32,15 @@ def with_strides(program: Program, outputs: dict[int, Tensor]) -> Program | None
         None where a reader cannot take the strides, or where an output of the model would have others.
     """
     calls, returned, changed = list(program.calls), program.kept_operators(), set[int]()
+    elsewhere = {*outputs}  # what may lie at another offset of its memory
     random = [program.device] if program.device.type == "cuda" else []
     with torch.random.fork_rng(devices=random):
         for v in range(min(outputs), len(calls)):
+            if not elsewhere.isdisjoint(program.graph.producers[v]):
+                if calls[v].function in READERS_AT_AN_OFFSET:
+                    return None
+                if is_view(calls[v].function):
+                    elsewhere.add(v)
             value: Any = outputs.get(v)
             if value is None:
                 if changed.isdisjoint(program.graph.producers[v]):
@@ -57,12 +64,12 @@ def _returned(program: Program, v: int) -> Any:
     cudnn = torch.backends.cudnn
     key = program.device, (cudnn.enabled, cudnn.deterministic), program.signature(v)
     if key not in RETURNED:
-        reader = part(program, [v])
         try:
+            reader = part(program, [v])
             RETURNED[key] = on_meta(reader.execute(0, [None], reader.examples))
         except torch.OutOfMemoryError:
             return Refusal()  # another time there may be enough
-        except (RuntimeError, ValueError):  # such as a view that spans two strides
+        except (RuntimeError, ValueError, Unsupported):  # a view that spans two strides, or what reads a number
             RETURNED[key] = Refusal()
     return RETURNED[key]
 
