@@ -9,6 +9,7 @@ import torch
 from drawing import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
+from modules import Lambda
 from torch import Tensor, nn
 
 import systems
@@ -88,4 +89,28 @@ def test_a_write_changes_what_it_changes_in_eager_execution(steps: list[str], is
             own_tensors[written].mul_(2)
         for i, (out, expected) in enumerate(zip(own_tensors, tensors, strict=True)):
             assert torch.equal(out, expected), i
+    prepared.close()
+
+
+@pytest.mark.usefixtures("cache_folder")
+@examples(15)
+@given(st.integers(0, 2), st.integers(0, 2), st.booleans(), st.booleans())
+@example(1, 0, True, False)
+@example(1, 1, True, True)
+def test_a_copy_has_its_own_memory_for_what_reads_memory(
+    first: int, offset: int, is_copied: bool, is_fused: bool
+) -> None:
+    """as_strided counts from where the memory of a tensor begins: a copy's begins with it, a view's before it."""
+
+    def act(x: Tensor) -> Tensor:
+        part = x.sigmoid()[first:]
+        whole = part.clone() if is_copied else part
+        return whole[..., 1:].as_strided((2, 2), (1, 2), offset) * 2
+
+    module = Lambda(act).eval()
+    prepared = systems.load("nimble", merge_equal=is_fused, fold_constants=is_fused, fuse_elementwise=is_fused).prepare(
+        module, (torch.randn(4, 4),)
+    )
+    x = torch.randn(4, 4)
+    assert torch.equal(prepared(x), module(x))
     prepared.close()

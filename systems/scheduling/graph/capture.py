@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from systems.base import Unsupported
 from systems.preparing import as_captured
 
-from .effects import DrawAfter, draws, is_view
+from .effects import READERS_AT_AN_OFFSET, DrawAfter, draws, is_view
 from .exporting import export, unschedulable
 from .operator_graph import Operator, OperatorGraph
 from .program import Call, Input, Output, Program
@@ -188,7 +188,15 @@ def _is_copy(node: fx.Node) -> bool:
         torch.preserve_format,
     ):
         return False
-    return is_non_overlapping_and_dense_or_false(node.args[0].meta["val"])  # type: ignore[union-attr]
+    is_dense = is_non_overlapping_and_dense_or_false(node.args[0].meta["val"])  # type: ignore[union-attr]
+    return is_dense and not _is_read_at_an_offset(node)
+
+
+def _is_read_at_an_offset(node: fx.Node) -> bool:
+    """Is the memory of this tensor, or of a view of it, read from a place that is counted from where the memory begins?"""
+    return any(
+        user.target in READERS_AT_AN_OFFSET or (is_view(user.target) and _is_read_at_an_offset(user)) for user in node.users
+    )
 
 
 def _only_first_output(node: fx.Node) -> bool:
