@@ -1,14 +1,18 @@
 """From the arguments of the command line to an exit status."""
 
 import io
+import math
 import os
 import re
 import signal
 import sys
+import time
 import traceback
 import warnings
-from contextlib import redirect_stderr, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
 from importlib.metadata import version
+from types import FrameType
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -19,7 +23,7 @@ from omegaconf import DictConfig
 
 from conf import FOLDER, GROUPS, folders
 from runners.checks import BadRequest
-from runners.execute import execute
+from runners.execute import execute, is_recorded
 from runners.request.composition import NULL, Composition, composing, current
 from runners.request.explain import check_arguments, check_files, explain
 from runners.request.help import register
@@ -34,6 +38,7 @@ register()
 
 BAD_REQUEST = 2
 INTERRUPTED = 130
+TOGETHER_S = 1.0  # two interrupts in it are one press
 SWEEP = ("-m", "--multirun")
 SINGLE = (bool, int, float, str, QuotedString, type(None))
 EMPTY = "''"
@@ -119,6 +124,38 @@ def run(composition: Composition) -> int:
     return execute(Request.joined(composition.requests))
 
 
+class Interrupts:
+    """What interrupts do while a request runs: the first ends it in order, a later one at once.
+
+    One press may come twice, from the terminal and from the program that has begun this one: within TOGETHER_S it is one.
+    """
+
+    def __init__(self) -> None:
+        self.first = math.inf
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Raises KeyboardInterrupt."""
+        now = time.monotonic()
+        if self.first == math.inf:
+            self.first = now
+            raise KeyboardInterrupt
+        if now > self.first + TOGETHER_S:
+            os._exit(INTERRUPTED)
+
+    @classmethod
+    @contextmanager
+    def heeded(cls) -> Iterator[None]:
+        """Nothing changes where interrupts are ignored, as in a shell's background."""
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            yield
+            return
+        signal.signal(signal.SIGINT, cls())
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def main() -> None:
     """Compose and run; whatever is wrong with the request is one line and exit status 2.
 
@@ -128,9 +165,8 @@ def main() -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then hands its exceptions on, rather than printing and exiting
     try:
         composition = composed()
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.exit(run(composition))
+        with Interrupts.heeded():
+            sys.exit(run(composition))
     except BadRequest as error:
         if is_traceback_wanted:
             traceback.print_exc()
@@ -138,5 +174,7 @@ def main() -> None:
             print(f"opweave: {error}", file=sys.stderr)
         sys.exit(BAD_REQUEST)
     except KeyboardInterrupt:
-        print("opweave: interrupted; the same command goes on where this one stopped", file=sys.stderr)
+        keeps_records = composition.run_elsewhere is not None or is_recorded(composition.requests)
+        goes_on = "; the same command goes on where this one stopped" if keeps_records else ""
+        print(f"opweave: interrupted{goes_on}", file=sys.stderr)
         sys.exit(INTERRUPTED)

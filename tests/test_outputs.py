@@ -97,9 +97,7 @@ def test_a_write_changes_what_it_changes_in_eager_execution(steps: list[str], is
 @given(st.integers(0, 2), st.integers(0, 2), st.booleans(), st.booleans())
 @example(1, 0, True, False)
 @example(1, 1, True, True)
-def test_a_copy_has_its_own_memory_for_what_reads_memory(
-    first: int, offset: int, is_copied: bool, is_fused: bool
-) -> None:
+def test_a_copy_has_its_own_memory_for_what_reads_memory(first: int, offset: int, is_copied: bool, is_fused: bool) -> None:
     """as_strided counts from where the memory of a tensor begins: a copy's begins with it, a view's before it."""
 
     def act(x: Tensor) -> Tensor:

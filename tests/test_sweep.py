@@ -175,6 +175,22 @@ def test_a_cell_that_takes_too_much_host_memory_is_ended_with_all_that_it_starte
     assert "out_of_memory: took more than memory_gib=0.001" in refused.stderr.splitlines()[-1]
 
 
+def test_a_cell_whose_options_prove_wrong_costs_no_other_its_measurement(sweep: Run, folder: Path) -> None:
+    done = sweep("system=eager,torchscript", "batch=8,1", "rounds=1")  # what is tried before is the last batch alone
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    reason = "factory zoo:make raised KeyError: 8"
+    assert len(re.findall(rf"\w+ b8: refused \({reason}", done.stderr)) == 2
+    *_, line = done.stderr.splitlines()
+    assert line.startswith(f"opweave: 2 of 4 cells were refused, the first, custom (factory=zoo:make) eager b8: {reason}")
+    records = records_by_file(folder).values()
+    assert [r["cell"]["conditions"]["batch"] for r in records] == [1, 1] and all(r["comparison"] for r in records)
+    assert done.stdout.count("ms") and "b8" not in done.stdout
+
+    done = sweep("system=eager", "batch=8")
+    *_, line = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith(f"opweave: {reason}") and not done.stdout
+
+
 @pytest.mark.slow
 def test_a_sweep_killed_at_any_moment_goes_on_where_it_stopped(sweep: Run, begin: Callable[..., Any], folder: Path) -> None:
     arguments = ["system=eager,torchscript", "rounds=10"]  # some 3 s of rounds
@@ -231,10 +247,15 @@ def test_what_takes_a_profiler_comes_last_and_is_made_up_for(run: Run, folder: P
     assert all(r["limits"]["critical_path_ms"] > 0 and r["sm_efficiency"]["reason"] != NOT_YET for r in again.values())
 
 
-def test_an_interrupted_sweep_ends_at_once_and_leaves_nothing_running(begin: Callable[..., Any], folder: Path) -> None:
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice at once"])
+def test_an_interrupted_sweep_ends_at_once_and_leaves_nothing_running(
+    begin: Callable[..., Any], folder: Path, times: int
+) -> None:
     process = begin("system=eager", "batch=4")
     assert soon(lambda: (folder / "hanging").exists())
-    process.send_signal(2)
+    for _ in range(times):
+        process.send_signal(2)
+        time.sleep(0.02)
     _, messages = process.communicate(timeout=15)
     assert process.returncode == 130 and "Traceback" not in messages and "goes on where" in messages.splitlines()[-1]
     assert soon(lambda: not living(folder), within=5), living(folder)

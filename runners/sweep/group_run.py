@@ -19,7 +19,7 @@ from results.record import Record, now
 from results.store import Store
 from results.warning import Warning
 from runners.cell.messages import Answer, Done, Failed, Learn, Learned, Measure, Profile, Refused
-from runners.checks import BadRequest, not_writable
+from runners.checks import not_writable
 from runners.measurements.parts import limits_of_model, without
 from runners.measurements.registry import plan
 
@@ -29,6 +29,10 @@ from .parked import Parked
 from .rounds import Rounds, compared, in_shared_rounds, is_out_of_memory, taking_part, twin_of, with_margin, without_ratio
 
 UNRUN = "failed", "it has not run"  # status and reason of a record until its cell has run
+
+
+class CellRefused(Exception):
+    """Measuring a cell has shown that an option of it is wrong: it has no record."""
 
 
 class GroupRun:
@@ -54,6 +58,7 @@ class GroupRun:
         self.lane, self.cells, self.store = lane, tuple(cells), store
         self.place_of, self.following = place_of, following
         self.records: dict[Cell, Record] = {}
+        self.refused: dict[Cell, str] = {}  # why, of those whose options measuring them has shown to be wrong
         self.parked = Parked(lane)
 
     def run(self) -> None:
@@ -87,6 +92,17 @@ class GroupRun:
             self.records[cell] = record
             self.lane.progress.skip(cell)
             return
+        try:
+            record = self._measured(cell)
+        except CellRefused as error:
+            self.refused[cell] = str(error)
+            self.lane.progress.refuse(cell, str(error))
+            return
+        self._write(cell, record)
+        self.lane.progress.done(cell, self.records[cell])
+
+    def _measured(self, cell: Cell) -> Record:
+        """The record; one that lacks memory is measured again with more room. Raises CellRefused."""
         record = self._measure(cell)
         # What the parked ones hold, of the GPU's memory and of the host's, the cell may have lacked. Its own limit it has
         # exceeded without them. The slowest makes room first: the rounds can do without that best.
@@ -94,8 +110,7 @@ class GroupRun:
             if record.status == "out_of_memory" and record.memory_limit_gib is None and len(self.parked):
                 make_room()
                 record = self._measure(cell)
-        self._write(cell, record)
-        self.lane.progress.done(cell, self.records[cell])
+        return record
 
     def _measure(self, cell: Cell) -> Record:
         """Learn in a process that is thrown away, where the system learns; then measure in a clean one."""
@@ -163,7 +178,7 @@ class GroupRun:
         A cell whose process is parked comes first and gives its memory back: the profiler takes some, and so does a cell
         that is prepared again.
         """
-        for cell in sorted(self.cells, key=lambda cell: cell not in self.parked):
+        for cell in sorted(self.records, key=lambda cell: cell not in self.parked):
             record = self.records[cell]
             if record.is_ok and record.pending:
                 answer = self._profiled(cell, record)
@@ -198,8 +213,8 @@ class GroupRun:
 
 
 def _failed(record: Record, answer: Answer) -> Record:
-    """The record of a cell whose process gave no result. Raises BadRequest where the request was wrong."""
+    """The record of a cell whose process gave no result. Raises CellRefused where an option of the cell is wrong."""
     if isinstance(answer, Refused):
-        raise BadRequest(answer.reason)
+        raise CellRefused(answer.reason)
     assert isinstance(answer, Failed)
     return replace(record, status=answer.status, reason=answer.reason, memory_limit_gib=answer.memory_limit_gib)

@@ -86,11 +86,21 @@ class Progress:
         self._finish(f"{cell.label}: measured before")
 
     def done(self, cell: Cell, record: Record) -> None:
+        reason = f" ({record.reason})" if record.reason else ""
+        self._finish(f"{cell.label}: {record.status}{reason}, {self._end(cell):.0f} s")
+
+    def refuse(self, cell: Cell, reason: str) -> None:
+        """An option of it is wrong. Of a cell that is alone the command's last line says so."""
+        seconds = self._end(cell)
+        if self.total > 1:
+            self._finish(f"{cell.label}: refused ({reason}), {seconds:.0f} s")
+
+    def _end(self, cell: Cell) -> float:
+        """Nothing goes on in a cell any more; returns the seconds that it took."""
         seconds = time.monotonic() - self.since.pop(cell)
         for gpu in [gpu for gpu, (label, _, _) in list(self.phases.items()) if label == cell.label]:
             self.rest(gpu)
-        reason = f" ({record.reason})" if record.reason else ""
-        self._finish(f"{cell.label}: {record.status}{reason}, {seconds:.0f} s")
+        return seconds
 
     def _finish(self, line: str) -> None:
         self.finished += 1

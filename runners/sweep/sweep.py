@@ -2,14 +2,14 @@
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from results.cell import Cell, Group
 from results.environment import Environment
 from results.record import Record, identity
 from results.store import Store
-from runners.checks import not_writable
+from runners.checks import BadRequest, not_writable
 from runners.machine import environment
 from runners.machine.device import visible
 from runners.request.request import Request
@@ -43,6 +43,7 @@ class Sweep:
         each = request.num_gpus if is_on_gpu else 1
         self.gpus = [",".join(names[i : i + each]) for i in range(0, len(names) - each + 1, each)]
         self.tried = tried(request)
+        self.refused: dict[Cell, str] = {}  # why, of those whose options measuring them has shown to be wrong
         self.environments: dict[Cell, Environment] = {
             cell: environment.identity(cell, roots(cell), self.gpus[0], sources_of(cell, self.tried.sources))
             for cell in request.cells
@@ -54,7 +55,10 @@ class Sweep:
             raise not_writable("results", self.store.folder, error) from error
 
     def run(self) -> int:
-        """Run all groups; print the table; returns the exit status. Raises BadRequest."""
+        """Run all groups; print the table; returns the exit status.
+
+        Raises BadRequest, last of all where a cell was refused: the others are measured.
+        """
         groups: dict[Group, list[Cell]] = {}
         for cell in self.request.cells:
             groups.setdefault(cell.group, []).append(cell)
@@ -67,7 +71,10 @@ class Sweep:
         for cells in groups.values():
             found = {cell: record for cell in cells if (record := self.store.find(self.ids[cell])) is not None}
             present += (found | in_shared_rounds(self.store, found)).values()
-        print_summary(present, self.store.folder)
+        if present or not self.refused:
+            print_summary(present, self.store.folder)
+        if self.refused:
+            raise BadRequest(_words(self.refused, len(self.request.cells)))
         return _exit_status(records)
 
     def _run_groups(self) -> None:
@@ -93,7 +100,9 @@ class Sweep:
     def _run_lane(self, lane: Lane) -> None:
         """Groups, until none waits."""
         while cells := self._next():
-            GroupRun(lane, cells, self.store, self._place_of, self._following).run()
+            group = GroupRun(lane, cells, self.store, self._place_of, self._following)
+            group.run()
+            self.refused |= group.refused
         lane.close()
 
     def _next(self) -> Sequence[Cell] | None:
@@ -108,6 +117,16 @@ class Sweep:
 
     def _place_of(self, cell: Cell) -> tuple[str, Environment]:
         return self.ids[cell], self.environments[cell]
+
+
+def _words(refused: Mapping[Cell, str], num_cells: int) -> str:
+    """Why cells were refused, in one line."""
+    cell, reason = next(iter(refused.items()))
+    if num_cells == 1:
+        return reason
+    if len(refused) == 1:
+        return f"{cell.label}: {reason}"
+    return f"{len(refused)} of {num_cells} cells were refused, the first, {cell.label}: {reason}"
 
 
 def _exit_status(records: Sequence[Record | None]) -> int:
