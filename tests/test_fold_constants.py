@@ -174,7 +174,8 @@ def test_a_write_of_a_constant_belongs_to_each_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "names"), [("dlrm", {"arange"}), pytest.param("swin_t", {"fill", "slice_scatter"}, marks=pytest.mark.slow)]
+    ("name", "names"),
+    [("dlrm", {"arange"}), pytest.param("swin_t", {"fill", "slice_scatter", "write_parts"}, marks=pytest.mark.slow)],
 )
 def test_masks_and_places_of_the_zoo_are_computed_once(name: str, names: set[str]) -> None:
     """DLRM's offsets of 26 bags; Swin's masks of shifted windows, filled in from a tensor made like the image."""

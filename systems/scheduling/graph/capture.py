@@ -17,6 +17,7 @@ from systems.preparing import as_captured
 from .effects import READERS_AT_AN_OFFSET, DrawAfter, draws, is_view
 from .exporting import export, unschedulable
 from .operator_graph import Operator, OperatorGraph
+from .partial_writes import with_partial_writes
 from .program import Call, Input, Output, Program
 from .write_back import write_back
 
@@ -30,6 +31,7 @@ def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
     On a GPU the program runs once, which shows how its tensors lie in memory.
 
     Invariant: mutation is functionalised away, so every dependency is a data dependency (RAW), and there is no WAR or WAW.
+    Writes into parts of a tensor, one after the other, are one operator, as `with_partial_writes` says.
     Buffers that the module writes are written back as `write_back` says. Of operators that draw random numbers, each has an
     output of the one before for an argument.
 
@@ -47,7 +49,7 @@ def from_exported(exported: ExportedProgram, module: nn.Module, inputs: tuple[Te
     """Turn an exported program into a Program over the module's own parameters and buffers."""
     names = _written_buffers(exported)
     program = from_graph(exported.graph, _placeholders(exported, module), exported.call_spec.out_spec, inputs)
-    return write_back(program, [module.get_buffer(name) for name in names]) if names else program
+    return write_back(program, [module.get_buffer(name) for name in names]) if names else with_partial_writes(program)
 
 
 def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs: tuple[Tensor, ...]) -> Program:

@@ -1,0 +1,179 @@
+"""Writes into parts of a tensor: a kernel each, and the answers of eager execution."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from drawing import examples
+from hypothesis import example, given
+from hypothesis import strategies as st
+from modules import Lambda
+from torch import Tensor, nn
+
+import models
+import systems
+from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.stored_program import from_document, to_document
+
+BASES = ("zeros", "input", "computed", "turned", "expanded", "weight")
+PLACES: dict[str, tuple[int | slice, ...]] = {
+    "rows": (slice(1, 3),),
+    "row": (-1,),
+    "columns": (slice(None), slice(-3, None)),
+    "block": (slice(0, -2), slice(1, 4)),
+    "steps": (slice(0, None, 2), slice(None, None, 3)),
+    "one": (2, 1),
+    "column": (slice(None), 0),
+    "none": (slice(3, 3),),
+    "all": (slice(None),),
+}
+PARTS = [name for name in PLACES if name != "all"]  # no view leads to all of a tensor
+VALUES = ("number", "true", "scalar", "broadcast", "computed", "other part", "sum", "wide")
+READS = ("nothing", "whole", "part")
+
+Step = tuple[str, str, str]
+
+
+class Writing(nn.Module):
+    """Writes into parts of a tensor of [4, 6]; returns it, and what was read of it between writes."""
+
+    def __init__(self, base: str, steps: list[Step]):
+        super().__init__()
+        self.base, self.steps = base, steps
+        self.weight = nn.Parameter(torch.linspace(0, 1, 24).reshape(4, 6))
+
+    def forward(self, x: Tensor, row: Tensor) -> list[Tensor]:
+        y = self.first(x, row)
+        outputs = []
+        for place, value, read in self.steps:
+            at = PLACES[place]
+            match value:
+                case "number":
+                    y[at] = 2.5
+                case "true":
+                    y[at] = True
+                case "scalar":
+                    y[at] = row[0]
+                case "broadcast":
+                    y[at] = row[:1]
+                case "computed":
+                    y[at] = x[at].sigmoid()
+                case "other part":
+                    y[at] = y[:1, :1]
+                case "sum":
+                    y[at] += x[at]
+                case "wide":
+                    y[at] = torch.ones(1, dtype=torch.float64)
+            if read == "whole":
+                outputs.append(y.exp())
+            elif read == "part":
+                outputs.append(y[1:, 2] * 2)
+        return [y, *outputs]
+
+    def first(self, x: Tensor, row: Tensor) -> Tensor:
+        match self.base:
+            case "zeros":
+                return x.new_zeros(4, 6)
+            case "input":
+                return x.clone()
+            case "computed":
+                return x.sigmoid()
+            case "turned":
+                return x.reshape(6, 4).sigmoid().t()
+            case "expanded":
+                return row.sigmoid().expand(4, 6).clone()
+            case "weight":
+                return self.weight.detach().clone()
+        raise ValueError(self.base)
+
+
+def counted(program: Program) -> Counter[str]:
+    return Counter(operator.name for operator in program.graph.operators)
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    return torch.randn(4, 6), torch.randn(6)
+
+
+@pytest.mark.usefixtures("cache_folder")
+@examples(60)
+@given(
+    st.sampled_from(BASES),
+    st.lists(st.tuples(st.sampled_from([*PLACES]), st.sampled_from(VALUES), st.sampled_from(READS)), min_size=1, max_size=5),
+    st.booleans(),
+)
+@example("zeros", [("block", "number", "nothing"), ("block", "other part", "nothing"), ("one", "sum", "part")], True)
+@example("weight", [("rows", "scalar", "nothing"), ("row", "true", "whole"), ("row", "wide", "nothing")], False)
+def test_answers_are_those_of_eager_execution(base: str, steps: list[Step], is_fused: bool) -> None:
+    module = Writing(base, steps).eval()
+    prepared = systems.load("nimble", merge_equal=is_fused, fold_constants=is_fused, fuse_elementwise=is_fused).prepare(
+        module, inputs()
+    )
+    for x, row in (inputs(), inputs()):
+        given = x.clone(), row.clone()
+        with torch.no_grad():
+            expected = module(x.clone(), row)
+        outputs = prepared(x, row)
+        assert torch.equal(x, given[0]) and torch.equal(row, given[1])
+        for out, reference in zip(outputs, expected, strict=True):
+            assert torch.equal(out, reference) and out.stride() == reference.stride()
+    prepared.close()
+
+
+@examples(40)
+@given(st.sampled_from(BASES), st.lists(st.tuples(st.sampled_from(PARTS), st.sampled_from(VALUES)), min_size=1, max_size=5))
+def test_writes_in_a_row_are_one_operator(base: str, writes: list[tuple[str, str]]) -> None:
+    """But for those that read what was written: `y[at] += v` writes twice, a sum and then what it has written."""
+    program = capture(Writing(base, [(place, value, "nothing") for place, value in writes]).eval(), inputs())
+    names = counted(program)
+    rows = 1 + sum({"other part": 1, "sum": 2}.get(value, 0) for _, value in writes)
+    assert names["write_parts"] + names["slice_scatter"] + names["select_scatter"] <= rows
+    assert not names["fill"] and not names["copy"]
+
+
+def test_a_number_is_written_as_exactly_as_it_is() -> None:
+    def act(x: Tensor) -> Tensor:
+        y = x * 1
+        y[1:, 0] = (1 << 60) + 1
+        y[0] = True
+        return y
+
+    x = torch.ones(3, 2, dtype=torch.int64)
+    program = capture(Lambda(act).eval(), (x,))
+    assert counted(program)["write_parts"] == 1 and torch.equal(program.run((x,))[0], act(x))
+
+
+def test_a_write_of_what_lies_in_overlapping_memory_stays_as_it_is() -> None:
+    def act(x: Tensor) -> Tensor:
+        return torch.slice_scatter(x[:1].expand(4, 6), x[1:3, :] * 2, 0, 1, 3)
+
+    x = torch.randn(4, 6)
+    program = capture(Lambda(act).eval(), (x,))
+    assert counted(program)["slice_scatter"] == 1 and torch.equal(program.run((x,))[0], act(x))
+
+
+def test_what_is_put_in_another_place_than_it_was_taken_from_is_no_write_there() -> None:
+    def act(x: Tensor) -> Tensor:
+        y = x * 2
+        return torch.slice_scatter(y, torch.select_scatter(y[2:], x[:2, 0], 1, 3), 0, 0, 2)
+
+    x = torch.randn(4, 6)
+    assert torch.equal(capture(Lambda(act).eval(), (x,)).run((x,))[0], act(x))
+
+
+def test_it_is_stored_and_read_again() -> None:
+    module = Writing("zeros", [("block", "number", "nothing"), ("rows", "computed", "nothing")]).eval()
+    program = capture(module, inputs())
+    again = from_document(to_document(program, module), module, program.examples)
+    x, row = inputs()
+    assert counted(again)["write_parts"] == 1 and torch.equal(again.run((x, row))[0], program.run((x, row))[0])
+
+
+def test_swins_masks_take_an_operator_each() -> None:
+    """Each is written in nine parts; eager execution fills these in place."""
+    model = models.load("swin_t", 1, size="small")
+    names = counted(capture(model.module, model.inputs))
+    assert names["write_parts"] == names["new_zeros"] > 0 and not names["fill"] and not names["slice_scatter"]
