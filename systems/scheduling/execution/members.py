@@ -15,8 +15,8 @@ from torch.nn.modules import module as modules
 Casts: TypeAlias = "tuple[torch.dtype | None, ...]"
 KINDS = ("cpu", "cuda")  # of devices
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # classes of tensors that lie in memory of their own
-SHARE = 32  # members that are looked at at once, in some 4 us: a call may last that long after its kernels
-MOST = 8  # shares in one check that has to end in time
+SHARE = 8  # members that are looked at at once, in some 2 us: a call may last that long after its kernels
+MOST = 32  # shares in one check that has to end in time
 _values_of = operator.methodcaller("values")
 
 _num_registered = 0  # parameters, buffers and submodules, by any module of this process
@@ -30,6 +30,7 @@ class Member:
         owner: what holds it by its key.
         path: for messages.
         address: as `_address` has it.
+        place: of its part in the module, from 0.
     """
 
     owner: Mapping[str, object]
@@ -37,23 +38,24 @@ class Member:
     value: object
     path: str
     address: int | None
+    place: int
 
 
 class _Share:
     """Some parts of a module, with what they hold, as they are now.
 
     Args:
-        parts: by their paths.
+        parts: by their paths, with their places in the module.
         with_forms: as of Members.
     """
 
-    def __init__(self, parts: Mapping[str, nn.Module], with_forms: bool):
-        self.parts = parts
-        self.formed = list(parts.values()) if with_forms else []
+    def __init__(self, parts: Mapping[str, tuple[int, nn.Module]], with_forms: bool):
+        self.places = parts
+        self.formed = [part for _, part in parts.values()] if with_forms else []
         self.forms = [part.training for part in self.formed]
         self.members = [
-            Member(owner, key, value, f"{path}.{key}" if path else key, _address(value))
-            for path, part in parts.items()
+            Member(owner, key, value, f"{path}.{key}" if path else key, _address(value), place)
+            for path, (place, part) in parts.items()
             for owner in _owners(part)
             for key, value in owner.items()
         ]
@@ -62,21 +64,26 @@ class _Share:
         self.tensors = [x for x in self.values if isinstance(x, Tensor) and _address(x) is not None]
         self.addresses = [_address(x) for x in self.tensors]
 
-    def check(self) -> None:
-        """Compares whole lists first, since each call does. Raises as Members.check."""
+    def change(self) -> tuple[int, int, str] | None:
+        """What is another first, by 0 for a member and 1 for a form, its part's place, and words; None where nothing is.
+
+        It compares whole lists first, since each call does.
+        """
         values = self._values()
         is_same = len(values) == len(self.values) and all(map(operator.is_, values, self.values))
         if not is_same or list(map(Tensor.data_ptr, self.tensors)) != self.addresses:
             for member in self.members:
                 now = member.owner.get(member.key)
                 if now is not member.value or _address(now) != member.address:
-                    raise RuntimeError(f"{member.path} of the module is another since prepare, or has moved: prepare again")
+                    words = f"{member.path} of the module is another since prepare, or has moved: prepare again"
+                    return 0, member.place, words
         if [part.training for part in self.formed] != self.forms:
-            for (path, part), form in zip(self.parts.items(), self.forms, strict=True):
+            for (path, (place, part)), form in zip(self.places.items(), self.forms, strict=True):
                 if part.training != form:
                     name = f"{path} of the module" if path else "the module"
                     was, method = ("training", "train()") if form else ("eval", "eval()")
-                    raise RuntimeError(f"{name} was in {was} form in prepare: call {method}, or prepare again")
+                    return 1, place, f"{name} was in {was} form in prepare: call {method}, or prepare again"
+        return None
 
     def _values(self) -> list[object]:
         return list(chain.from_iterable(map(_values_of, self.owners)))
@@ -95,15 +102,17 @@ class Members:
     def __init__(self, module: nn.Module, with_forms: bool = True):
         _watch_modules()
         self.casts, self.num_registered = casts(), _num_registered
-        parts = dict(module.named_modules())
-        num_members = sum(len(owner) for part in parts.values() for owner in _owners(part))
-        shares: list[dict[str, nn.Module]] = [{} for _ in range(max(1, ceil(num_members / SHARE)))]
-        # The parts of each class take turns, so that what changes all of one class shows in every share.
-        turns: dict[type, int] = {}
-        for path, part in parts.items():
-            turn = turns[type(part)] = turns.get(type(part), -1) + 1
-            shares[turn % len(shares)][path] = part
-        self.shares = [_Share(share, with_forms) for share in shares]
+        parts = {path: (place, part) for place, (path, part) in enumerate(module.named_modules())}
+        num_members = sum(len(owner) for _, part in parts.values() for owner in _owners(part))
+        num_shares = min(len(parts), max(1, ceil(num_members / SHARE)))
+        # The parts of each class take turns, so that what changes many of them shows in every share.
+        paths = sorted(parts, key=lambda path: f"{type(parts[path][1]).__module__}.{type(parts[path][1]).__qualname__}")
+        shares = [{path: parts[path] for path in paths[i::num_shares]} for i in range(num_shares)]
+        holders = [path for path in paths if parts[path][1]._parameters or parts[path][1]._buffers]
+        for i, share in enumerate(shares):
+            if holders and share.keys().isdisjoint(holders):  # what moves or casts the module shows there, too
+                share[holders[i % len(holders)]] = parts[holders[i % len(holders)]]
+        self.shares = [_Share(dict(sorted(share.items(), key=lambda item: item[1][0])), with_forms) for share in shares]
         self.due = 0
 
     def check(self, may_go_on: Callable[[], bool] | None = None) -> None:
@@ -124,7 +133,8 @@ class Members:
         for i in range(len(self.shares) if is_whole else min(MOST, len(self.shares))):
             if i and not is_whole and may_go_on is not None and not may_go_on():
                 return
-            self.shares[self.due].check()  # one that raises stays due
+            if self.shares[self.due].change() is not None:  # it stays due
+                raise RuntimeError(min(filter(None, (share.change() for share in self.shares)))[2])
             self.due = (self.due + 1) % len(self.shares)
         self.num_registered = num_registered
 
