@@ -123,6 +123,24 @@ def test_answers_are_those_of_eager_execution(base: str, steps: list[Step], is_f
     prepared.close()
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.usefixtures("cache_folder")
+@pytest.mark.parametrize("base", BASES)
+def test_a_cuda_graph_holds_them(base: str) -> None:
+    steps = [("block", "number", "whole"), ("one", "true", "nothing"), ("row", "scalar", "nothing")]
+    steps += [("columns", "broadcast", "part"), ("steps", "computed", "nothing"), ("rows", "sum", "nothing")]
+    module = Writing(base, steps).cuda().eval()
+    prepared = systems.load("nimble").prepare(module, tuple(x.cuda() for x in inputs()))
+    for _ in range(2):
+        x, row = (x.cuda() for x in inputs())
+        with torch.no_grad():
+            expected = module(x.clone(), row)
+        for out, reference in zip(prepared(x, row), expected, strict=True):
+            torch.testing.assert_close(out, reference)
+    prepared.close()
+
+
 @examples(40)
 @given(st.sampled_from(BASES), st.lists(st.tuples(st.sampled_from(PARTS), st.sampled_from(VALUES)), min_size=1, max_size=5))
 def test_writes_in_a_row_are_one_operator(base: str, writes: list[tuple[str, str]]) -> None:
