@@ -6,7 +6,7 @@ with the part put in. `with_partial_writes` makes one copy of x for all writes i
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -28,6 +28,13 @@ LAST = (1 << 63) - 1
 NUM_PLACES = 5  # integers of one view, as `_place` gives them
 
 
+def writes_of(parts: Sequence[int]) -> Iterator[tuple[list[tuple[int, ...]], int]]:
+    """Of each write the views that lead to its part, and which value or number it writes. parts: as of `write_parts`."""
+    left = iter(parts)
+    for num_views in left:
+        yield [tuple(islice(left, NUM_PLACES)) for _ in range(num_views)], next(left)
+
+
 @torch.library.custom_op("opweave::write_parts", mutates_args=())
 def write_parts(x: Tensor, parts: Sequence[int], values: Sequence[Tensor], numbers: Sequence[Number]) -> Tensor:
     """A copy of x with parts of it written, one after the other.
@@ -40,13 +47,10 @@ def write_parts(x: Tensor, parts: Sequence[int], values: Sequence[Tensor], numbe
         numbers: that fill parts.
     """
     result = x.clone()
-    left = iter(parts)
-    for num_views in left:
+    for views, source in writes_of(parts):
         part = result
-        for _ in range(num_views):
-            kind, dim, start, end, step = (next(left) for _ in range(NUM_PLACES))
+        for kind, dim, start, end, step in views:
             part = part.select(dim, start) if kind == SELECT else aten.slice.Tensor(part, dim, start, end, step)
-        source = next(left)
         value = numbers[-1 - source] if source < 0 else values[source]
         if isinstance(value, Tensor) and value.dim():
             part.copy_(value)

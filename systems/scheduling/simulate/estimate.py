@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from systems.profiling.intensity import LOOKUPS, moved_bytes, num_bytes, work
 from systems.profiling.profile import Kernel, OperatorProfile
 from systems.scheduling.graph.effects import is_view, named
+from systems.scheduling.graph.partial_writes import WRITE_PARTS, writes_of
 from systems.scheduling.graph.program import Program
 
 from .gpu import Gpu
@@ -133,7 +134,9 @@ def demand_of(program: Program, v: int, gpu: Gpu) -> Demand:
             tiles = ceil(rows / TILE) * ceil(columns / TILE) * max(1, elements // max(1, rows * columns))
             blocks = _split(tiles, operations // max(1, 2 * elements), gpu)
     arithmetic_us = _arithmetic_us(program, v, gpu, operations, tiles)
-    return Demand(kind, blocks, arithmetic_us, _memory_us(gpu, read + written), read, written)
+    is_written = program.calls[v].function is WRITE_PARTS
+    kernels = 1 + len(list(writes_of(_argument(program, v, "parts", [])))) if is_written else 1
+    return Demand(kind, blocks, arithmetic_us, _memory_us(gpu, read + written), read, written, kernels)
 
 
 def _chain(program: Program, v: int, gpu: Gpu, kind: str) -> Demand:
