@@ -1,0 +1,90 @@
+"""A tensor that a module changes in place, and what else sees its memory: each reads what eager execution reads."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from modules import Lambda
+from torch import Tensor, nn
+from torch.nn import functional
+
+from systems.base import Unsupported
+from systems.scheduling.graph.capture import capture
+
+View = Callable[[Tensor], Tensor]
+
+UNSAID: dict[str, View] = {
+    "einsum": lambda x: torch.einsum("ab->ba", x),
+    "type_as": lambda x: x.type_as(torch.ones(1)),
+    "sum_to_size": lambda x: x.sum_to_size(4, 4),
+    "broadcast_tensors": lambda x: torch.broadcast_tensors(x, torch.ones(1))[0],
+    "meshgrid": lambda x: torch.meshgrid(x[0], x[1], indexing="ij")[0],
+}
+
+
+class Held(nn.Module):
+    """Changes a buffer, of which a view was taken before."""
+
+    def __init__(self, view: View):
+        super().__init__()
+        self.view = view
+        self.register_buffer("state", torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        view = self.view(self.state)  # type: ignore[arg-type]
+        self.state.add_(x)  # type: ignore[operator]
+        return view * 2, self.state + x  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_a_view_that_its_schema_does_not_tell_of_sees_the_change(name: str) -> None:
+    def act(x: Tensor) -> tuple[Tensor, Tensor]:
+        changed = x * 2
+        view = UNSAID[name](changed)
+        changed.add_(1)
+        return view * 2, changed + x
+
+    x = torch.randn(4, 4)
+    for module in (Lambda(act).eval(), Held(UNSAID[name]).eval()):
+        program = capture(module, (torch.randn(4, 4),))
+        before = {key: value.clone() for key, value in module.state_dict().items()}
+        outputs = program.run((x,))
+        after = {key: value.clone() for key, value in module.state_dict().items()}
+        module.load_state_dict(before)
+        for out, expected in zip(outputs, module(x), strict=True):
+            torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(after, {**module.state_dict()})
+
+
+def test_what_changes_nothing_keeps_its_operators() -> None:
+    module = Lambda(lambda x: torch.einsum("ab,bc->ca", x, x) + 1).eval()
+    assert [o.name for o in capture(module, (torch.randn(4, 4),)).graph.operators] == ["einsum", "add"]
+
+
+REFUSED: dict[str, Callable[[Tensor], object]] = {
+    "lie in one place": lambda x: x[:1].expand(4, 4)[:, ::2].fill_(0.5),
+    "several elements": lambda x: x.unfold(0, 2, 1).add_(1),
+    "unsafe_chunk.default may see it": lambda x: x.unsafe_chunk(2)[0].add_(1),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_change_that_cannot_be_decomposed_is_refused(reason: str) -> None:
+    def act(x: Tensor) -> Tensor:
+        changed = functional.relu(x)
+        REFUSED[reason](changed)
+        return changed
+
+    with pytest.raises(Unsupported, match=reason):
+        capture(Lambda(act).eval(), (torch.randn(4, 4),))
+
+
+@pytest.mark.parametrize("view", [lambda x: x[:1].expand(4, 4)[2], lambda x: x.t()[::2], torch.diagonal])
+def test_a_view_without_overlap_is_changed(view: View) -> None:
+    def act(x: Tensor) -> Tensor:
+        changed = x * 2
+        view(changed).add_(1)
+        return changed
+
+    module, x = Lambda(act).eval(), torch.randn(4, 4)
+    torch.testing.assert_close(capture(module, (x,)).run((x,))[0], module(x))
