@@ -56,6 +56,60 @@ def test_a_view_that_its_schema_does_not_tell_of_sees_the_change(name: str) -> N
         torch.testing.assert_close(after, {**module.state_dict()})
 
 
+class Written(nn.Module):
+    """Copies what it computes to a buffer, and returns what it reads there."""
+
+    def __init__(self, value: View, dtype: torch.dtype = torch.float32):
+        super().__init__()
+        self.value = value
+        self.register_buffer("state", torch.zeros(4, 6, dtype=dtype))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.state[:] = self.value(x)  # type: ignore[index]
+        return self.state + 1, self.state.view(-1) * 2  # type: ignore[operator]
+
+
+WRITTEN: dict[str, Written] = {
+    "another dtype": Written(lambda x: x * 3, torch.int64),
+    "a narrower dtype": Written(lambda x: x * 3, torch.float16),
+    "a truth": Written(lambda x: x > 0),
+    "one number": Written(lambda x: x[0, 0] * 2),
+    "one row": Written(lambda x: x[0] * 2),
+    "other strides": Written(lambda x: (x.view(6, 4) * 2).t()),
+}
+
+
+@pytest.mark.parametrize("value", WRITTEN)
+def test_what_a_buffer_holds_is_of_its_own_dtype_and_shape(value: str) -> None:
+    module, x = WRITTEN[value].eval(), torch.randn(4, 6)
+    program = capture(module, (torch.randn(4, 6),))
+    for out, expected in zip(program.run((x,)), module(x), strict=True):
+        assert torch.equal(out, expected) and out.dtype is expected.dtype and out.stride() == expected.stride()
+
+
+def test_an_output_that_is_a_buffer_is_neither_an_input_nor_another_output() -> None:
+    class Returned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("first", torch.zeros(4))
+            self.register_buffer("second", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            self.first.copy_(x)  # type: ignore[operator]
+            self.second.copy_(y := x * 2)  # type: ignore[operator]
+            return self.first.view(2, 2), self.second, y  # type: ignore[operator, return-value]
+
+    x = torch.randn(4)
+    outputs = capture(Returned().eval(), (torch.randn(4),)).run((x,))
+    assert torch.equal(outputs[0].view(4), x) and torch.equal(outputs[1], x * 2) and torch.equal(outputs[2], x * 2)
+    assert len({t.data_ptr() for t in (x, *outputs)}) == 4
+
+
+def test_a_value_that_lies_as_its_buffer_is_read_itself() -> None:
+    program = capture(Written(lambda x: x * 2).eval(), (torch.randn(4, 6),))
+    assert [o.name for o in program.graph.operators] == ["mul", "add", "view", "mul", "copy_back"]
+
+
 def test_what_changes_nothing_keeps_its_operators() -> None:
     module = Lambda(lambda x: torch.einsum("ab,bc->ca", x, x) + 1).eval()
     assert [o.name for o in capture(module, (torch.randn(4, 4),)).graph.operators] == ["einsum", "add"]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, exported_program
 from torch.utils._pytree import tree_leaves
 
 from conf.own_code import with_own_frame, with_own_line
@@ -78,7 +78,20 @@ def _functional(exported: ExportedProgram) -> ExportedProgram:
     if changes and (unseen := views.intersection(UNTRACKED)):
         raise Unsupported(f"it changes a tensor, and {min(map(str, unseen))} may see it")
     table = torch.export.default_decompositions() if views else {}
-    return exported.run_decompositions({view: table[view] for view in views if view in table})
+    with _copies_kept():
+        return exported.run_decompositions({view: table[view] for view in views if view in table})
+
+
+@contextmanager
+def _copies_kept() -> Iterator[None]:
+    """Have torch.export keep what copies a new value to a buffer; else readers take the value, of any dtype and shape."""
+    name = "_remove_unnecessary_copy_op_pass"
+    remove = getattr(exported_program, name)
+    setattr(exported_program, name, lambda module, signature: (module, signature))
+    try:
+        yield
+    finally:
+        setattr(exported_program, name, remove)
 
 
 def _calls(node: fx.Node) -> bool:
