@@ -142,3 +142,9 @@ def test_a_view_without_overlap_is_changed(view: View) -> None:
 
     module, x = Lambda(act).eval(), torch.randn(4, 4)
     torch.testing.assert_close(capture(module, (x,)).run((x,))[0], module(x))
+
+
+def test_an_overlapping_tensor_is_turned_in_place() -> None:
+    """Which writes nothing."""
+    module, x = Lambda(lambda x: (x * 2)[:1].expand(4, 4).t_() + x).eval(), torch.randn(4, 4)
+    torch.testing.assert_close(capture(module, (x,)).run((x,))[0], module(x))

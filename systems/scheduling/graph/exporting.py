@@ -70,7 +70,7 @@ def _functional(exported: ExportedProgram) -> ExportedProgram:
     are not, and a program that has one and changes a tensor is Unsupported.
     """
     changes = [node for node in exported.graph.nodes if _calls(node) and node.target._schema.is_mutable]
-    for node in changes:
+    for node in (node for node in changes if torch.Tag.inplace_view not in node.target.tags):
         values = [argument.meta["val"] for argument in tree_leaves(written(node.target, node.args, node.kwargs))]
         if any(map(_is_overlapping, values)):
             raise Unsupported(f"{node.target} changes a tensor of which several elements lie in one place, as expand makes")
