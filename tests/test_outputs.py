@@ -42,6 +42,8 @@ class Returning(nn.Module):
                 return self.table
             case "ones":
                 return torch.ones(4, 4)
+            case "made":  # of nothing that a call brings, and then as another shape
+                return (self.weight * 2).t().reshape(-1)
             case "turn":
                 return latest.transpose(0, -1)
             case "part":
@@ -63,7 +65,7 @@ class Returning(nn.Module):
         raise ValueError(name)
 
 
-SOURCES = ("input", "weight", "table", "ones")
+SOURCES = ("input", "weight", "table", "ones", "made")
 STEPS = (*SOURCES, "turn", "part", "flat", "copy", "cast", "contiguous", "dropout", "once", "sigmoid")
 
 
@@ -73,6 +75,7 @@ STEPS = (*SOURCES, "turn", "part", "flat", "copy", "cast", "contiguous", "dropou
 @example(["sigmoid", "copy"], False)
 @example(["input", "part", "copy"], True)
 @example(["table", "turn", "copy", "flat"], False)
+@example(["made", "made"], True)
 def test_a_write_changes_what_it_changes_in_eager_execution(steps: list[str], is_fused: bool) -> None:
     module = Returning(steps).eval()
     own = deepcopy(module)

@@ -58,6 +58,27 @@ def test_sequences_become_images_of_one_row(pattern: str, device: str) -> None:
     agrees(module, program, sequence(device))
 
 
+STRIDED: dict[str, Callable[..., object]] = {
+    "a caller sees it": lambda p, x: p["a"](turned(x)),
+    "a view reads it": lambda p, x: p["a"](turned(x * 2)).view(160) + 1,
+    "two read one": lambda p, x: (p["a"](y := turned(x).relu()), p["b"](y)),
+}
+
+
+def turned(x: Tensor) -> Tensor:
+    """The channels last in memory."""
+    return x.view(2, 10, 8).transpose(1, 2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("reader", STRIDED)
+def test_a_sequence_with_its_channels_last_is_copied_as_by_pytorch_itself(reader: str, device: str) -> None:
+    module = parts(STRIDED[reader]).to(device)
+    program = widened(module, sequence(device))
+    assert names(program).count("clone") == 1
+    agrees(module, program, sequence(device))
+
+
 def test_new_weights_are_taken() -> None:
     module = parts(lambda p, x: p["a"](x).relu())
     takes_new_weights(widened(module, sequence()), module, sequence(), "a.weight")

@@ -1,7 +1,7 @@
 """Turns a module into its operators, through torch.export."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -67,7 +67,7 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
     environment: dict[fx.Node, Any] = {}
     placeholders = iter(references)
     outputs: list[Any] = []
-    returned = _returned(graph)
+    returned, unneeded = _seen_through(graph.output_node().all_input_nodes), _unneeded_copies(graph)
     drawn: list[Output] = []  # of the operator that drew last
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -85,6 +85,8 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
             continue
         elif _is_copy(node) and node not in returned and isinstance(environment[node.args[0]], Output):
             environment[node] = environment[node.args[0]]
+        elif node in unneeded:
+            environment[node] = environment[node.args[1]]
         elif node.target._schema.is_mutable:
             raise Unsupported(f"{node.target} changes its argument")
         else:
@@ -165,19 +167,37 @@ def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...],
     return node.target, node.args, dict(node.kwargs)  # type: ignore[return-value]
 
 
-def _returned(graph: fx.Graph) -> set[fx.Node]:
+def _seen_through(outputs: Iterable[Any]) -> set[fx.Node]:
     """The nodes in whose memory an output of the module lies: the outputs, and what they are views of.
 
     The caller may write there, or in what such a copy was made of.
     """
     nodes: set[fx.Node] = set()
-    pending = list(graph.output_node().all_input_nodes)
+    pending = [output for output in outputs if isinstance(output, fx.Node)]
     while pending:
         node = pending.pop()
         nodes.add(node)
         if node.target is operator.getitem or is_view(node.target):
             pending += node.all_input_nodes
     return nodes
+
+
+def _unneeded_copies(graph: fx.Graph) -> set[fx.Node]:
+    """The copies of new values to buffers that lie as those do. What reads the buffer later can read the value itself.
+
+    A caller cannot: it may write to an output that is the buffer, and to the value.
+    """
+    outputs: list[Any] = list(graph.output_node().args[0])  # type: ignore[arg-type]
+    copies = [node for node in dict.fromkeys(outputs) if getattr(node, "target", None) is torch.ops.aten.copy.default]
+    for node in copies:
+        outputs.remove(node)  # it is there once as a new value, and again where the module returns it
+    shown = _seen_through(outputs)
+    values = {node: [argument.meta["val"] for argument in node.args[:2]] for node in copies if node not in shown}
+    return {node for node, (buffer, value) in values.items() if _lies_as(buffer, value)}
+
+
+def _lies_as(x: Tensor, y: Tensor) -> bool:
+    return (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
 
 
 def _is_copy(node: fx.Node) -> bool:

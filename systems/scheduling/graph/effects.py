@@ -14,6 +14,7 @@ STATISTICS = ("running_mean", "running_var")
 aten = torch.ops.aten
 # They read memory as it lies, not the tensor that lies in it.
 READERS_AT_AN_OFFSET = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+UNSAID_VIEWS = (aten._unsafe_view.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)  # by schemas
 READERS_OF_MEMORY = (*READERS_AT_AN_OFFSET, aten._unsafe_view.default)
 
 
@@ -66,6 +67,8 @@ def is_view(function: object) -> bool:
     """Is it an operator of PyTorch whose output lies in the memory of an argument, unchanged?"""
     if not isinstance(function, OpOverload):
         return False
+    if function in UNSAID_VIEWS:
+        return True
     aliases = [r.alias_info for r in function._schema.returns]
     return bool(aliases) and all(a is not None and not a.is_write for a in aliases)
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import HigherOrderOperator
-from torch.export import ExportedProgram
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.export import ExportedProgram, exported_program
 from torch.utils._pytree import tree_leaves
 
 from conf.own_code import with_own_frame, with_own_line
@@ -18,9 +18,12 @@ from systems.base import Unsupported
 from systems.preparing import collector_off
 from systems.training.restore import attributes_kept
 
+from .effects import written
 from .examples import stand_ins
 
 LOGGERS = ("torch.export", "torch.fx", "torch._subclasses")
+aten = torch.ops.aten
+UNTRACKED = (aten.unsafe_chunk.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 ASSIGNED = re.compile(r"self\.([\w.]+)(?=[^\n]* assigned during export)")  # the names in torch.export's own warning
 
 
@@ -32,7 +35,8 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
 
     Raises:
         Unsupported: torch.export refuses the module; an input is no dense tensor; the module reads a tensor that it then
-            assigns anew, which is neither parameter nor buffer. The reason is one line.
+            assigns anew, which is neither parameter nor buffer; it changes a tensor in a way that cannot be decomposed. The
+            reason is one line.
     """
     own_inputs = stand_ins(inputs)
     check_module(module)
@@ -47,7 +51,9 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
         ):
             warnings.simplefilter("always")
             exported = torch.export.export(module, own_inputs, strict=False)
-            exported = exported.run_decompositions({}) if is_functional else exported
+            exported = _functional(exported) if is_functional else exported
+    except Unsupported:
+        raise
     except Exception as error:  # export raises whatever the model's own Python does
         message = f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}"
         raise Unsupported(with_own_line(message, error)) from error
@@ -55,6 +61,63 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
     if name := next((name for name in sorted(assigned) if _is_constant(module, name, exported)), None):
         raise Unsupported(f"it changes its own state in a forward pass ({name}), which is no buffer")
     return exported
+
+
+def _functional(exported: ExportedProgram) -> ExportedProgram:
+    """Decompose what changes a tensor in place: whoever sees that tensor reads what comes out of the change.
+
+    A view that its schema does not tell of, as einsum has, would see nothing: it is decomposed as well. Those of UNTRACKED
+    are not, and a program that has one and changes a tensor is Unsupported.
+    """
+    changes = [node for node in exported.graph.nodes if _calls(node) and node.target._schema.is_mutable]
+    for node in (node for node in changes if torch.Tag.inplace_view not in node.target.tags):
+        values = [argument.meta["val"] for argument in tree_leaves(written(node.target, node.args, node.kwargs))]
+        if any(map(_is_overlapping, values)):
+            raise Unsupported(f"{node.target} changes a tensor of which several elements lie in one place, as expand makes")
+    views = _unsaid_views(exported.graph)
+    if changes and (unseen := views.intersection(UNTRACKED)):
+        raise Unsupported(f"it changes a tensor, and {min(map(str, unseen))} may see it")
+    table = torch.export.default_decompositions() if views else {}
+    with _copies_kept():
+        return exported.run_decompositions({view: table[view] for view in views if view in table})
+
+
+@contextmanager
+def _copies_kept() -> Iterator[None]:
+    """Have torch.export keep what copies a new value to a buffer; else readers take the value, of any dtype and shape."""
+    name = "_remove_unnecessary_copy_op_pass"
+    remove = getattr(exported_program, name)
+    setattr(exported_program, name, lambda module, signature: (module, signature))
+    try:
+        yield
+    finally:
+        setattr(exported_program, name, remove)
+
+
+def _calls(node: fx.Node) -> bool:
+    return node.op == "call_function" and isinstance(node.target, OpOverload)
+
+
+def _unsaid_views(graph: fx.Graph) -> set[OpOverload]:
+    """Operators with an output in the memory of an argument, though their schemas do not say so."""
+    views = set[OpOverload]()
+    for node in filter(_calls, graph.nodes):
+        schema = node.target._schema  # type: ignore[union-attr]
+        if not schema.is_mutable and not any(r.alias_info for r in schema.returns):
+            read = memories(value for a in node.all_input_nodes for value in tree_leaves(a.meta.get("val")))
+            if not read.isdisjoint(memories(tree_leaves(node.meta.get("val")))):
+                views.add(node.target)  # type: ignore[arg-type]
+    return views
+
+
+def _is_overlapping(x: Tensor) -> bool:
+    """May two of its elements lie in one place?"""
+    last = 0
+    for stride, size in sorted((stride, size) for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1):
+        if stride <= last:
+            return x.numel() > 0
+        last += (size - 1) * stride
+    return False
 
 
 def unschedulable(node: fx.Node) -> Unsupported:

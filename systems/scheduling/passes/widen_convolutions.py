@@ -13,11 +13,13 @@ from systems.scheduling.graph.rewrite import Replacement, replace
 from .context import Context, Rewritten
 
 aten = torch.ops.aten
+CONTIGUOUS = {"memory_format": torch.contiguous_format}
 ROW = 2  # the dimension of an image [N, C, 1, L] that a sequence [N, C, L] has not
 
 
 def widen_convolutions(program: Program, context: Context) -> Rewritten:
     """Compute each conv1d, and what is elementwise between two, with images of one row, as PyTorch's own conv1d does inside.
+    That copies a sequence that is not contiguous first: else its output would lie as the sequence does.
 
     `select_kernels` decides about the layouts of images alone: in that of sequences a vendor's kernel converts input, weight
     and output in each call.
@@ -35,10 +37,14 @@ def widen_convolutions(program: Program, context: Context) -> Rewritten:
         return sequences[argument.operator] if isinstance(argument, Output) and argument.operator in widened else argument
 
     def as_image(argument: Any) -> Any:
-        if isinstance(argument, Output) and argument.operator in widened:
-            return argument
-        produces = program.value(argument).to("meta").unsqueeze(ROW)
-        return images.setdefault(argument, Call(aten.unsqueeze.default, (argument, ROW), {}, produces))
+        if argument not in images:
+            sequence = program.value(argument)
+            produces = sequence.to("meta").unsqueeze(ROW)
+            is_image = isinstance(argument, Output) and argument.operator in widened
+            image = argument if is_image else Call(aten.unsqueeze.default, (argument, ROW), {}, produces)
+            copy = Call(aten.clone.default, (image,), CONTIGUOUS, produces.contiguous())
+            images[argument] = image if sequence.is_contiguous() else copy
+        return images[argument]
 
     replacements = []
     for v, call in enumerate(program.calls):
