@@ -8,6 +8,7 @@ from modules import Lambda
 from torch import Tensor, nn
 from torch.nn import functional
 
+import systems
 from systems.base import Unsupported
 from systems.scheduling.graph.capture import capture
 
@@ -148,3 +149,27 @@ def test_an_overlapping_tensor_is_turned_in_place() -> None:
     """Which writes nothing."""
     module, x = Lambda(lambda x: (x * 2)[:1].expand(4, 4).t_() + x).eval(), torch.randn(4, 4)
     torch.testing.assert_close(capture(module, (x,)).run((x,))[0], module(x))
+
+
+class Turning(nn.Module):
+    """Norms over channels that come last, as networks of sequences and time series have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.second, self.out = nn.BatchNorm1d(5), nn.BatchNorm1d(5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x.transpose(1, 2)).relu().transpose(1, 2)
+        return self.out(self.second(y.reshape(-1, 5)).view(x.shape) + x)
+
+
+@pytest.mark.parametrize("choice", ["nimble", "nimble_fused"])
+@pytest.mark.usefixtures("cache_folder")
+def test_a_norm_of_a_turned_sequence_is_reshaped_as_in_eager_execution(choice: str) -> None:
+    module = Turning().eval()
+    prepared = systems.load(choice).prepare(module, (torch.randn(2, 7, 5),))
+    x = torch.randn(2, 7, 5)
+    out, expected = prepared(x), module(x)
+    torch.testing.assert_close(out, expected)
+    assert out.stride() == expected.stride()
+    prepared.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
@@ -18,6 +18,7 @@ from .effects import READERS_AT_AN_OFFSET, DrawAfter, draws, is_view
 from .exporting import export, unschedulable
 from .operator_graph import Operator, OperatorGraph
 from .partial_writes import with_partial_writes
+from .patterns import VIEW
 from .program import Call, Input, Output, Program
 from .write_back import write_back
 
@@ -69,6 +70,7 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
     outputs: list[Any] = []
     returned, unneeded = _seen_through(graph.output_node().all_input_nodes), _unneeded_copies(graph)
     drawn: list[Output] = []  # of the operator that drew last
+    is_moved = False  # whether a norm's output lies otherwise than export has it, and with it what follows
     for node in graph.nodes:
         if node.op == "placeholder":
             environment[node] = next(placeholders)
@@ -92,17 +94,20 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
         else:
             v = len(operators)
             target, args, kwargs = _as_executed(node)
+            is_norm, is_moved = target is not node.target, is_moved or _is_moved(node)
+            if is_moved and target is VIEW:
+                target = torch.ops.aten.reshape.default  # export's reshape, which copies where a view is none
             operators.append(Operator(v, target._schema.name.split("::")[1], str(target)))
             produces = on_meta(node.meta.get("val"))
             # batch_norm returns one tensor, and the operator that it replaces three, of which only the first is read.
-            environment[node] = Output(v) if target is node.target else (Output(v),)
+            environment[node] = (Output(v),) if is_norm else Output(v)
             own_args, own_kwargs = fx.map_arg((args, dict(kwargs)), environment.__getitem__)
             function: Any = target
             if draws(target, args, kwargs):
                 if drawn:
                     function, own_args = DrawAfter(target), (*drawn, *own_args)
                 drawn = [Output(v, 0 if isinstance(produces, list | tuple) else None)]
-            calls.append(Call(function, own_args, own_kwargs, produces if target is node.target else produces[0]))
+            calls.append(Call(function, own_args, own_kwargs, produces[0] if is_norm else produces))
             predecessors.append([o.operator for o in calls[v].references()])
     return Program(OperatorGraph(operators, predecessors), calls, outputs, output_spec, inputs)
 
@@ -165,6 +170,14 @@ def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...],
         args = (x, weight, bias, mean, variance, False, momentum, epsilon, torch.backends.cudnn.enabled)
         return torch.ops.aten.batch_norm.default, args, {}
     return node.target, node.args, dict(node.kwargs)  # type: ignore[return-value]
+
+
+def _is_moved(node: fx.Node) -> bool:
+    """Is it a batch norm whose output lies in the order of its dimensions, and in export's words as its input does?"""
+    if not str(node.target).startswith("aten._native_batch_norm_legit"):
+        return False
+    x = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return not x.is_contiguous(memory_format=suggest_memory_format(x))
 
 
 def _seen_through(outputs: Iterable[Any]) -> set[fx.Node]:
