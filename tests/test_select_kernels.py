@@ -27,7 +27,8 @@ aten = torch.ops.aten
 @st.composite
 def layout_problems(draw: st.DrawFn) -> tuple[list, list, list]:
     n = draw(st.integers(1, 8))
-    milliseconds = st.integers(0, 20).map(float)
+    scale = draw(st.sampled_from([1.0, 1e4, 1e9]))  # of the smallest model, of one that takes minutes, and of none
+    milliseconds = st.integers(0, 20).map(lambda n: n * scale)
     limited = st.one_of(
         st.tuples(milliseconds, milliseconds),
         st.tuples(milliseconds, st.just(math.inf)),

@@ -6,7 +6,8 @@ import numpy as np
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-UNITS = 1e5  # of flow in a millisecond: 10 ns each
+UNITS = 1e5  # of flow in a millisecond, at most: 10 ns each
+MOST_FLOW = 2**30  # of all times; a flow has 32 bits
 
 
 class Unsolvable(ValueError):
@@ -32,20 +33,20 @@ def cheapest_layouts(
             readers that need it.
 
     Raises:
-        Unsolvable: an operator can run in neither layout, or the times are too long.
+        Unsolvable: an operator can run in neither layout.
     """
     n = len(costs)
     if any(min(c) == np.inf for c in costs):
         raise Unsolvable("an operator can run in neither layout")
     source, sink = 3 * n, 3 * n + 1
     finite = [c for pair in (*costs, *conversions) for c in pair if c < np.inf]
-    never = int(sum(finite) * UNITS) + 1
-    if never >= 2**31:
-        raise Unsolvable("the times are beyond a flow of 32 bits")
+    total = sum(finite)
+    unit = min(UNITS, MOST_FLOW / total) if total else UNITS
+    never = int(total * unit) + 1
     edges: dict[tuple[int, int], int] = {}
 
     def edge(a: int, b: int, cost: float) -> None:
-        units = never if cost == np.inf else round(cost * UNITS)
+        units = never if cost == np.inf else round(cost * unit)
         edges[a, b] = min(never, edges.get((a, b), 0) + units)
 
     for v, (contiguous, channels_last) in enumerate(costs):
