@@ -42,7 +42,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
             collector_off(),
             quiet(),
             torch.no_grad(),
-            attributes_kept(module),
+            attributes_kept(module) as changes,
             warnings.catch_warnings(record=True) as told,
         ):
             warnings.simplefilter("always")
@@ -52,7 +52,10 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
         message = f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}"
         raise Unsupported(with_own_line(message, error)) from error
     assigned = {name for warning in told for name in ASSIGNED.findall(str(warning.message))}
-    if name := next((name for name in sorted(assigned) if _is_constant(module, name, exported)), None):
+    constants = memories(exported.constants.values())
+    read = [name for name in sorted(assigned) if _is_constant(module, name, constants)]
+    read += [name for name, then in changes.assigned.items() if not constants.isdisjoint(memories(then))]
+    if name := next(iter(read), None):
         raise Unsupported(f"it changes its own state in a forward pass ({name}), which is no buffer")
     return exported
 
@@ -72,11 +75,10 @@ def check_module(module: object) -> None:
         raise Unsupported(f"it is a {type(module).__name__}, and no module of PyTorch")
 
 
-def _is_constant(module: nn.Module, name: str, exported: ExportedProgram) -> bool:
-    """Has the program a tensor of this attribute for a constant, or one of a list or dict there?"""
+def _is_constant(module: nn.Module, name: str, constants: set[int]) -> bool:
+    """Is a tensor of this attribute among a program's constants, or one of a list or dict there?"""
     owner, _, attribute = name.rpartition(".")
-    own = memories(tree_leaves(getattr(module.get_submodule(owner), attribute, None)))
-    return not own.isdisjoint(memories(exported.constants.values()))
+    return not memories(tree_leaves(getattr(module.get_submodule(owner), attribute, None))).isdisjoint(constants)
 
 
 def memories(values: Iterable[object]) -> set[int]:
