@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # attributes
 NO_HOLDERS = (Tensor, type, ModuleType, FunctionType, Thread)  # what has attributes, and no state of a forward pass
 DEEPEST = 4  # objects that hold each other, from a module on
+MOST_BYTES = 2**28  # of a tensor that is copied
 MOST_ENTRIES = 10_000  # of a list or dict that is looked into
 
 
@@ -56,8 +57,8 @@ class Changes:
 def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]:
     """Give a module's parts back what they have on entry: members, plain attributes, and what lists and dicts there hold.
 
-    Forward may keep in them what it computes, which is a stand-in for a tensor while it is traced. So it may in other objects
-    that the parts hold, such as a cache. These are given back what they had if one of them got another tensor.
+    Forward may keep in them what it computes, which is a stand-in for a tensor while it is traced. So it may in other
+    objects that the parts hold, such as a cache. These are given back what they had if one of them got another tensor.
 
     Args:
         module: The one that runs within.
@@ -101,6 +102,38 @@ def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]
             else:  # of a scripted module, which can get no others
                 for k in others:
                     owner[k] = own_members[k]
+
+
+@contextmanager
+def held_values_kept(module: nn.Module) -> Iterator[None]:
+    """Give tensors that a module holds, and that are no parameters or buffers, the values back that they have on entry.
+
+    A trace runs what is written in place by constants alone. Tensors above MOST_BYTES are left out, as a copy is made.
+    """
+    held = {id(x): x for _, tensors in held_tensors(module) for x in tensors}
+    copies = [
+        (x, x._version, x.detach().clone())
+        for x in held.values()
+        if not (isinstance(x, nn.Parameter) or x.is_inference()) and x.layout is torch.strided and x.nbytes <= MOST_BYTES
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for x, version, copy in copies:
+                if x._version != version:
+                    x.copy_(copy)
+
+
+def held_tensors(module: nn.Module) -> Iterator[tuple[str, list[Tensor]]]:
+    """The tensors that a module's parts hold and that are no parameters or buffers, by where they are held."""
+    parts = _parts(module)
+    for path, part in parts.items():
+        for name, value in plain_attributes(part).items():
+            yield _joined(path, name), _direct(value)
+    for path, (_, _, tensors) in _Held(parts).owners.items():
+        for name, own in tensors.items():
+            yield f"{path}.{name}", own
 
 
 class _Held:
