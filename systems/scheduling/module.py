@@ -201,7 +201,7 @@ class ScheduledModule(ModuleWrapper):
             ValueError: inputs of these shapes, dtypes, names or device were not prepared.
             RuntimeError: the module is in training form, or has other tensors or submodules since, or autocast is another.
         """
-        if torch.compiler.is_exporting():  # a larger module, which holds this one, is captured
+        if _is_captured_here():
             return self.module(*inputs, **named)
         if self.training:
             raise RuntimeError("it was prepared for inference: call eval() first, or prepare(..., training=True)")
@@ -275,6 +275,12 @@ class ScheduledModule(ModuleWrapper):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.module, name)
+
+
+def _is_captured_here() -> bool:
+    """Does this thread capture a larger module, which holds this one? PyTorch's own answer is of all threads."""
+    in_this_thread = torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    return torch.compiler.is_exporting() and in_this_thread
 
 
 def _shape(inputs: Sequence[Tensor], names: Sequence[str] = ()) -> Shape:
