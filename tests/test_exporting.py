@@ -1,8 +1,10 @@
 """What torch.export refuses is told in words of what the module does."""
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from modules import Lambda
@@ -97,3 +99,19 @@ def test_a_refusal_prints_no_graph(capsys: pytest.CaptureFixture[str]) -> None:
         capture(Lambda(act).eval(), (torch.ones(3),))
     told = capsys.readouterr().err
     assert "own words" in told and "torch.ops.aten" not in told
+
+
+@pytest.mark.parametrize(("draw", "whose"), [(random.random, "Python"), (lambda: float(numpy.random.rand()), "numpy")])
+def test_random_numbers_that_a_capture_fixes_are_told(draw: Callable[[], float], whose: str) -> None:
+    state = random.getstate()
+    with pytest.warns(
+        UserWarning, match=f"^the model draws from {whose}'s random numbers: those of its capture are used in each"
+    ):
+        capture(Lambda(lambda x: x * draw()).eval(), (torch.ones(3),))
+    assert random.getstate() == state
+
+
+@pytest.mark.parametrize("inputs", [None, 3, "ids"])
+def test_what_are_no_inputs_is_told(inputs: object) -> None:
+    with pytest.raises(TypeError, match=r"^example_inputs is a tensor, or a sequence of tensors"):
+        systems.nimble.Nimble(nn.Linear(3, 3)).prepare(inputs)  # type: ignore[arg-type]

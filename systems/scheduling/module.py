@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +148,8 @@ class ScheduledModule(ModuleWrapper):
                 raise TypeError("inputs of training go by position, and example_inputs has names")
             names = self.names.get(frozenset(example_inputs), tuple(example_inputs))
             example_inputs = [example_inputs[name] for name in names]
-        inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+        is_one = isinstance(example_inputs, Tensor) or not isinstance(example_inputs, Iterable)
+        inputs = (example_inputs,) if is_one else tuple(example_inputs)
         if not inputs or not all(isinstance(x, Tensor) for x in inputs):
             raise TypeError("example_inputs is a tensor, or a sequence of tensors, or a mapping of tensors by name")
         if training:

@@ -19,7 +19,7 @@ from conf.own_code import with_own_frame, with_own_line
 from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off
-from systems.training.restore import attributes_kept, held_tensors, held_values_kept
+from systems.training.restore import attributes_kept, held_tensors, held_values_kept, python_random_kept
 
 from .examples import stand_ins
 
@@ -52,6 +52,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
             torch.no_grad(),
             attributes_kept(module) as changes,
             held_values_kept(module),
+            python_random_kept() as drawn,
             warnings.catch_warnings(record=True) as told,
         ):
             warnings.simplefilter("always")
@@ -62,6 +63,9 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
             raise Unsupported(f"it changes its own state in a forward pass ({written}), which is no buffer") from error
         raise Unsupported(with_own_line(f"torch.export cannot capture it: {_reason(error)}", error)) from error
     assigned = {name for warning in told for name in ASSIGNED.findall(str(warning.message))}
+    if drawn:
+        told_of = f"the model draws from {drawn[0]}'s random numbers: those of its capture are used in each call"
+        warnings.warn(f"{told_of}, so draw them by torch where they matter", stacklevel=2)
     constants = memories(exported.constants.values())
     read = [name for name in sorted(assigned) if _is_constant(module, name, constants)]
     read += [name for name, then in changes.assigned.items() if not constants.isdisjoint(memories(then))]
