@@ -230,6 +230,7 @@ def test_eager_that_happens_to_be_exact_demands_no_exactness() -> None:
         (lambda x: x + torch.randn(x.shape) * 10, "could not be seen"),
         (lambda x: None, "no tensors"),
         (lambda x: (x, object()), "two calls of eager do not agree"),
+        (lambda x: (x, object()), "no two of that type are equal, so return tensors"),
         (lambda x: x * torch.nan, "eager's own output is not finite"),
         (lambda x: {"a": (x * 1e30) ** 2}, "eager's own output['a'] is not finite"),
         (lambda x: torch.zeros(0) * x.sum(), "could not be seen"),

@@ -5,14 +5,16 @@ import random
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from modules import Branches
-from torch import Tensor
+from torch import Tensor, nn
 
 import systems
+from systems.nimble import Nimble
 from systems.scheduling.execution.cpu_executor import CpuExecutor
 
 SECONDS = 30.0  # in which calls end that take milliseconds
@@ -107,3 +109,43 @@ def test_an_executor_that_nobody_closed_is_freed_with_its_threads() -> None:
     threads, references = executor.threads, (weakref.ref(executor), weakref.ref(module.a.weight))
     del executor, module
     assert gone(*references) and all_end(threads)
+
+
+class Showing(nn.Module):
+    """It lets another act while it is traced, and its parameters are stand-ins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.while_traced = nn.Linear(3, 3), list[Callable[[], object]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_exporting():
+            for act in self.while_traced:
+                act()
+        return self.linear(x).relu()
+
+
+def test_a_call_while_another_thread_prepares_is_as_ever() -> None:
+    """Another shape of the same module, whose stand-ins are nobody's else."""
+    module, x = Showing().eval(), torch.randn(2, 3)
+    nimble = Nimble(module).prepare(x)
+    answers: list[object] = []
+    threads: list[threading.Thread] = []
+
+    def call() -> None:
+        try:
+            answers.append(nimble(x))
+        except Exception as error:
+            answers.append(error)
+
+    def act() -> None:
+        threads.extend(in_threads(1, call))
+        time.sleep(0.2)
+
+    expected = module(x)
+    module.while_traced.append(act)
+    nimble.prepare(torch.randn(4, 3))
+    assert threads and all_end(threads) and all(type(answer) is Tensor for answer in answers), answers
+    for answer in answers:
+        torch.testing.assert_close(answer, expected)
+    nimble.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,7 +148,8 @@ class ScheduledModule(ModuleWrapper):
                 raise TypeError("inputs of training go by position, and example_inputs has names")
             names = self.names.get(frozenset(example_inputs), tuple(example_inputs))
             example_inputs = [example_inputs[name] for name in names]
-        inputs = (example_inputs,) if isinstance(example_inputs, Tensor) else tuple(example_inputs)
+        is_one = isinstance(example_inputs, Tensor) or not isinstance(example_inputs, Iterable)
+        inputs = (example_inputs,) if is_one else tuple(example_inputs)
         if not inputs or not all(isinstance(x, Tensor) for x in inputs):
             raise TypeError("example_inputs is a tensor, or a sequence of tensors, or a mapping of tensors by name")
         if training:
@@ -201,7 +202,7 @@ class ScheduledModule(ModuleWrapper):
             ValueError: inputs of these shapes, dtypes, names or device were not prepared.
             RuntimeError: the module is in training form, or has other tensors or submodules since, or autocast is another.
         """
-        if torch.compiler.is_exporting():  # a larger module, which holds this one, is captured
+        if _is_captured_here():
             return self.module(*inputs, **named)
         if self.training:
             raise RuntimeError("it was prepared for inference: call eval() first, or prepare(..., training=True)")
@@ -275,6 +276,13 @@ class ScheduledModule(ModuleWrapper):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(self.module, name)
+
+
+def _is_captured_here() -> bool:
+    """Does this thread capture a larger module, which holds this one? PyTorch's own answer is of all threads."""
+    if not torch.compiler.is_exporting():
+        return False
+    return torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _shape(inputs: Sequence[Tensor], names: Sequence[str] = ()) -> Shape:

@@ -2,10 +2,12 @@
 
 import random
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MethodType
+from threading import Thread
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy
@@ -14,6 +16,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # attributes
+NO_HOLDERS = (Tensor, type, ModuleType, FunctionType, Thread)  # what has attributes, and no state of a forward pass
+DEEPEST = 4  # objects that hold each other, from a module on
+MOST_BYTES = 2**28  # of a tensor that is copied
+MOST_ENTRIES = 10_000  # of a list or dict that is looked into
 
 
 @contextmanager
@@ -51,7 +57,8 @@ class Changes:
 def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]:
     """Give a module's parts back what they have on entry: members, plain attributes, and what lists and dicts there hold.
 
-    Forward may keep in them what it computes, which is a stand-in for a tensor while it is traced.
+    Forward may keep in them what it computes, which is a stand-in for a tensor while it is traced. So it may in other
+    objects that the parts hold, such as a cache. These are given back what they had if one of them got another tensor.
 
     Args:
         module: The one that runs within.
@@ -62,6 +69,7 @@ def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]
     """
     parts = _parts(module) | {f"loss.{path}" if path else "loss": part for path, part in _parts(loss).items()}
     before = {path: plain_attributes(part) for path, part in parts.items()}
+    held = _Held(parts)
     values = [value for attributes in before.values() for value in attributes.values()]
     lists = [(value, value.copy()) for value in values if type(value) is list]
     dicts = [(value, value.copy()) for value in values if type(value) is dict]
@@ -71,10 +79,11 @@ def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]
     try:
         yield changes
     finally:
+        changes.assigned |= held.give_back()
         for path, part in parts.items():
             for name, value in plain_attributes(part).items():
                 then = tensors.get((path, name), [])
-                if any(all(x is not y for y in then) for x in _tensors(value)):
+                if _has_another(value, then):
                     changes.assigned[_joined(path, name)] = then
                 if name not in before[path]:
                     del vars(part)[name]
@@ -93,6 +102,109 @@ def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]
             else:  # of a scripted module, which can get no others
                 for k in others:
                     owner[k] = own_members[k]
+
+
+@contextmanager
+def held_values_kept(module: nn.Module) -> Iterator[None]:
+    """Give tensors that a module holds, and that are no parameters or buffers, the values back that they have on entry.
+
+    A trace runs what is written in place by constants alone. Tensors above MOST_BYTES are left out, as a copy is made.
+    """
+    held = {id(x): x for _, tensors in held_tensors(module) for x in tensors}
+    copies = [
+        (x, x._version, x.detach().clone())
+        for x in held.values()
+        if not (isinstance(x, nn.Parameter) or x.is_inference()) and x.layout is torch.strided and x.nbytes <= MOST_BYTES
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for x, version, copy in copies:
+                if x._version != version:
+                    x.copy_(copy)
+
+
+def held_tensors(module: nn.Module) -> Iterator[tuple[str, list[Tensor]]]:
+    """The tensors that a module's parts hold and that are no parameters or buffers, by where they are held."""
+    parts = _parts(module)
+    for path, part in parts.items():
+        for name, value in plain_attributes(part).items():
+            yield _joined(path, name), _direct(value)
+    for path, (_, _, tensors) in _Held(parts).owners.items():
+        for name, own in tensors.items():
+            yield f"{path}.{name}", own
+
+
+class _Held:
+    """What the objects, lists and dicts have that parts of a module hold: the parts themselves are left out.
+
+    Args:
+        parts: By path.
+    """
+
+    def __init__(self, parts: Mapping[str, object]):
+        self.owners: dict[str, tuple[Any, Any, dict[Any, list[Tensor]]]] = {}  # by path, with what each has, and the tensors
+        self.seen = {id(part) for part in parts.values()}
+        for path, part in parts.items():
+            for name, value in plain_attributes(part).items():
+                self._add(_joined(path, name), value, 1)
+
+    def _add(self, path: str, value: object, depth: int) -> None:
+        entries = _entries(value)
+        if entries is None or id(value) in self.seen or depth > DEEPEST or len(entries) > MOST_ENTRIES:
+            return
+        self.seen.add(id(value))
+        if not isinstance(value, tuple):
+            own = entries.copy() if isinstance(value, dict | list) else dict(entries)
+            self.owners[path] = value, own, {k: _direct(x) for k, x in _items(entries)}
+        for k, x in _items(entries):
+            self._add(f"{path}.{k}", x, depth + (not isinstance(value, dict | list | tuple)))
+
+    def give_back(self) -> dict[str, list[Tensor]]:
+        """The tensors of before, by the paths of entries that held another one; what holds such an entry is as it was."""
+        changed = {
+            f"{path}.{k}": tensors.get(k, [])
+            for path, (owner, _, tensors) in self.owners.items()
+            for k, x in _items(_entries(owner))
+            if _has_another(_direct(x), tensors.get(k, []))
+        }
+        for path, (owner, own, _) in self.owners.items():
+            if any(each.startswith(f"{path}.") for each in changed):
+                if isinstance(owner, list):
+                    owner[:] = own
+                else:
+                    entries = owner if isinstance(owner, dict) else vars(owner)
+                    entries.clear()
+                    entries.update(own)
+        return changed
+
+
+def _entries(value: object) -> Any:
+    """What an object, list or dict holds; None of what holds nothing that a forward pass may change."""
+    if type(value) in (list, tuple, dict, OrderedDict, defaultdict):
+        return value
+    if isinstance(value, (*NO_HOLDERS, list, tuple, dict)):
+        return None
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return own if type(own) is dict else None
+
+
+def _items(entries: Any) -> list[tuple[Any, object]]:
+    return list(entries.items() if isinstance(entries, dict) else enumerate(entries))
+
+
+def _direct(value: object) -> list[Tensor]:
+    """The tensor that an entry is, or those of a tuple, which can hold no others later."""
+    return _tensors(value) if isinstance(value, Tensor | tuple) else []
+
+
+def _has_another(value: object, then: Sequence[Tensor]) -> bool:
+    """Holds a value a tensor that is none of those of before?"""
+    return any(all(x is not y for y in then) for x in _tensors(value))
 
 
 @contextmanager

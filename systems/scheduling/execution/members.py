@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 
+from systems.preparing import one_at_a_time
+
 Casts: TypeAlias = "tuple[torch.dtype | None, ...]"
 KINDS = ("cpu", "cuda")  # of devices
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # classes of tensors that lie in memory of their own
@@ -133,8 +135,10 @@ class Members:
         for i in range(len(self.shares) if is_whole else min(MOST, len(self.shares))):
             if i and not is_whole and may_go_on is not None and not may_go_on():
                 return
-            if self.shares[self.due].change() is not None:  # it stays due
-                raise RuntimeError(min(filter(None, (share.change() for share in self.shares)))[2])
+            if self.shares[self.due].change() is not None:
+                with one_at_a_time:  # another thread may trace the module, which holds stand-ins meanwhile
+                    if self.shares[self.due].change() is not None:  # it stays due
+                        raise RuntimeError(min(filter(None, (share.change() for share in self.shares)))[2])
             self.due = (self.due + 1) % len(self.shares)
         self.num_registered = num_registered
 

@@ -1,22 +1,25 @@
 """A module through torch.export: what it refuses, and what it would leave out, is Unsupported."""
 
+import io
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.export import ExportedProgram, exported_program
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._pytree import tree_leaves
 
 from conf.own_code import with_own_frame, with_own_line
 from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off
-from systems.training.restore import attributes_kept
+from systems.training.restore import attributes_kept, held_tensors, held_values_kept, python_random_kept
 
 from .effects import written
 from .examples import stand_ins
@@ -24,6 +27,9 @@ from .examples import stand_ins
 LOGGERS = ("torch.export", "torch.fx", "torch._subclasses")
 aten = torch.ops.aten
 UNTRACKED = (aten.unsafe_chunk.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
+UNKNOWN = re.compile(r"Found <class '([\w.]+)'> in output, which is not a known type")  # in torch.export's own error
+BY_DATA = "it chooses by its data what to run"
+CHOOSING = ("cond", "while_loop")  # operators that run others by their data
 ASSIGNED = re.compile(r"self\.([\w.]+)(?=[^\n]* assigned during export)")  # the names in torch.export's own warning
 
 
@@ -40,13 +46,17 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
     """
     own_inputs = stand_ins(inputs)
     check_module(module)
+    exported: ExportedProgram | None = None
     try:
         # torch.export gives attributes back, but lists and dicts as others.
         with (
             collector_off(),
             quiet(),
+            _without_partial_graph(),
             torch.no_grad(),
-            attributes_kept(module),
+            attributes_kept(module) as changes,
+            held_values_kept(module),
+            python_random_kept() as drawn,
             warnings.catch_warnings(record=True) as told,
         ):
             warnings.simplefilter("always")
@@ -55,10 +65,17 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
     except Unsupported:
         raise
     except Exception as error:  # export raises whatever the model's own Python does
-        message = f"torch.export cannot capture it: {type(error).__name__}: {first_line(error)}"
-        raise Unsupported(with_own_line(message, error)) from error
+        if exported is not None and (changed := _written_constant(module, exported)):
+            raise Unsupported(f"it changes its own state in a forward pass ({changed}), which is no buffer") from error
+        raise Unsupported(with_own_line(f"torch.export cannot capture it: {_reason(error)}", error)) from error
     assigned = {name for warning in told for name in ASSIGNED.findall(str(warning.message))}
-    if name := next((name for name in sorted(assigned) if _is_constant(module, name, exported)), None):
+    if drawn:
+        told_of = f"the model draws from {drawn[0]}'s random numbers: those of its capture are used in each call"
+        warnings.warn(f"{told_of}, so draw them by torch where they matter", stacklevel=2)
+    constants = memories(exported.constants.values())
+    read = [name for name in sorted(assigned) if _is_constant(module, name, constants)]
+    read += [name for name, then in changes.assigned.items() if not constants.isdisjoint(memories(then))]
+    if name := next(iter(read), None):
         raise Unsupported(f"it changes its own state in a forward pass ({name}), which is no buffer")
     return exported
 
@@ -104,10 +121,16 @@ def _unsaid_views(graph: fx.Graph) -> set[OpOverload]:
     for node in filter(_calls, graph.nodes):
         schema = node.target._schema  # type: ignore[union-attr]
         if not schema.is_mutable and not any(r.alias_info for r in schema.returns):
-            read = memories(value for a in node.all_input_nodes for value in tree_leaves(a.meta.get("val")))
-            if not read.isdisjoint(memories(tree_leaves(node.meta.get("val")))):
+            read = [value for argument in node.all_input_nodes for value in _known(argument)]
+            if not memories(read).isdisjoint(memories(_known(node))):
                 views.add(node.target)  # type: ignore[arg-type]
     return views
+
+
+def _known(node: fx.Node) -> list[Tensor]:
+    """The stand-ins of what a node returns, without those of a vmap, of which nothing says where they lie."""
+    values = [value for value in tree_leaves(node.meta.get("val")) if isinstance(value, Tensor)]
+    return [value for value in values if not torch._C._functorch.is_batchedtensor(value)]
 
 
 def _is_overlapping(x: Tensor) -> bool:
@@ -122,10 +145,15 @@ def _is_overlapping(x: Tensor) -> bool:
 
 def unschedulable(node: fx.Node) -> Unsupported:
     """Why a node of a captured graph is no operator of a schedule, with the line of a person's own model that it is of."""
-    by_data = "it chooses by its data what to run"  # the branches and the loops of torch.cond and of its like
-    if node.op == "call_function" and not isinstance(node.target, HigherOrderOperator):
-        by_data = "it computes a size or a number of Python's from its data"
-    message = f"{by_data}, and a schedule has the same operators in each call"
+    holder = next(iter(node.users), node) if node.op == "get_attr" else node  # of which it is a branch, or a function
+    message = "it computes a size or a number of Python's from its data, and a schedule has the same operators in each call"
+    if isinstance(holder.target, HigherOrderOperator):
+        name = holder.target.name()
+        message = f"it runs {name}, which holds operators of its own, and a schedule has single ones"
+        if name in CHOOSING:
+            message = f"{BY_DATA}, and a schedule has the same operators in each call"
+        elif name.startswith("auto_functionalized"):
+            message = f"{holder.args[0]} changes its argument"
     return Unsupported(with_own_frame(message, str(node.meta.get("stack_trace"))))
 
 
@@ -135,15 +163,57 @@ def check_module(module: object) -> None:
         raise Unsupported(f"it is a {type(module).__name__}, and no module of PyTorch")
 
 
-def _is_constant(module: nn.Module, name: str, exported: ExportedProgram) -> bool:
-    """Has the program a tensor of this attribute for a constant, or one of a list or dict there?"""
+def _reason(error: Exception) -> str:
+    """Why torch.export has refused a module, in words of what the module does where they are known."""
+    told = f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, GuardOnDataDependentSymNode):
+        return f"{BY_DATA}: {told}"
+    if (unknown := UNKNOWN.search(str(error))) is None:
+        return told
+    kind = unknown[1]
+    hint = "set use_cache = False in its config" if kind.startswith("transformers.cache_utils.") else "return tensors"
+    return f"its output holds a {kind.rpartition('.')[2]}, which it knows no parts of: {hint}"
+
+
+def _written_constant(module: nn.Module, exported: ExportedProgram) -> str | None:
+    """Where a module holds a tensor, neither parameter nor buffer, that the program writes in place; None for nowhere."""
+    signature = exported.graph_signature
+    constants = signature.inputs_to_lifted_tensor_constants
+    for node in exported.graph.nodes:
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write and getattr(value, "name", "") in constants:
+                name = constants[value.name]
+                written = memories([exported.constants[name]])
+                places = ((place, x) for place, tensors in held_tensors(module) for x in tensors)
+                return next((place for place, x in places if not written.isdisjoint(memories([x]))), name)
+    return None
+
+
+def _is_constant(module: nn.Module, name: str, constants: set[int]) -> bool:
+    """Is a tensor of this attribute among a program's constants, or one of a list or dict there?"""
     owner, _, attribute = name.rpartition(".")
-    own = memories(tree_leaves(getattr(module.get_submodule(owner), attribute, None)))
-    return not own.isdisjoint(memories(exported.constants.values()))
+    return not memories(tree_leaves(getattr(module.get_submodule(owner), attribute, None))).isdisjoint(constants)
 
 
 def memories(values: Iterable[object]) -> set[int]:
     return {value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)}
+
+
+@contextmanager
+def _without_partial_graph() -> Iterator[None]:
+    """Leave out what torch.export prints of a graph that it has not finished: thousands of lines for a large model."""
+    told, graph = io.StringIO(), "\0"
+    try:
+        with redirect_stderr(told):
+            yield
+    except Exception as error:
+        graph = f"{getattr(error, 'partial_fx_graph', '')}\n"
+        raise
+    finally:
+        if sys.stderr is not None:
+            sys.stderr.write(told.getvalue().replace(graph, ""))
 
 
 @contextmanager
