@@ -115,3 +115,50 @@ def test_random_numbers_that_a_capture_fixes_are_told(draw: Callable[[], float],
 def test_what_are_no_inputs_is_told(inputs: object) -> None:
     with pytest.raises(TypeError, match=r"^example_inputs is a tensor, or a sequence of tensors"):
         systems.nimble.Nimble(nn.Linear(3, 3)).prepare(inputs)  # type: ignore[arg-type]
+
+
+class Remembering(nn.Module):
+    """Keeps something in each call by what it kept in the one before."""
+
+    def __init__(self, act: Callable[["Remembering", Tensor], Tensor]):
+        super().__init__()
+        self.act, self.kept, self.number = act, None, 0
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self, x)
+
+
+def sum_up(module: Any, x: Tensor) -> Tensor:
+    module.kept = x * 2 if module.kept is None else module.kept + x
+    return module.kept
+
+
+def count(module: Any, x: Tensor) -> Tensor:
+    module.number += 1
+    return x * module.number
+
+
+def fill(module: Any, x: Tensor) -> Tensor:
+    """A table that is made once, a number that tells nothing, a random one, and a buffer that counts."""
+    module.kept = torch.arange(3.0) if module.kept is None else module.kept
+    module.number += 1
+    module.total.add_(1)
+    return x + module.kept + torch.rand(3) + module.total
+
+
+@pytest.mark.parametrize(("act", "name"), [(sum_up, "kept"), (count, "number")])
+def test_what_depends_on_the_calls_before_is_refused(act: Callable[[Any, Tensor], Tensor], name: str) -> None:
+    module = Remembering(act).eval()
+    with pytest.raises(Unsupported, match=f"^its answer depends on the calls before, by {name}, which is no buffer$"):
+        capture(module, (torch.ones(3),))
+    assert module.kept is None and module.number == 0
+
+
+def test_what_is_kept_and_changes_no_answer_is_captured() -> None:
+    module = Remembering(fill).eval()
+    state = torch.get_rng_state()
+    capture(module, (torch.ones(3),))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert module.kept is None and module.number == 0 and not module.total.any()
+    capture(Remembering(count).eval().to("meta"), (torch.ones(3, device="meta"),))  # which holds no numbers

@@ -3,7 +3,7 @@
 import random
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Thread
@@ -13,12 +13,14 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # attributes
 NO_HOLDERS = (Tensor, type, ModuleType, FunctionType, Thread)  # what has attributes, and no state of a forward pass
 DEEPEST = 4  # objects that hold each other, from a module on
 MOST_BYTES = 2**28  # of a tensor that is copied
+PLAIN = (int, float, str, type(None))
 MOST_ENTRIES = 10_000  # of a list or dict that is looked into
 
 
@@ -47,9 +49,14 @@ class Changes:
     Args:
         assigned: By the names of attributes that held another tensor on exit, the tensors that they held before.
         registered: The names of buffers, parameters and submodules that were others on exit, or new.
+        begun: The names of attributes that held a tensor and none before, or another number, word or truth, when `look` was
+            called or on exit.
+        look: Looks for what began.
     """
 
     assigned: dict[str, list[Tensor]] = field(default_factory=dict)
+    begun: list[str] = field(default_factory=list)
+    look: Callable[[], None] = lambda: None
     registered: list[str] = field(default_factory=list)
 
 
@@ -76,9 +83,18 @@ def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]
     tensors = {(path, name): _tensors(value) for path, own in before.items() for name, value in own.items()}
     members = [(path, owner, dict(owner.items())) for path, part in parts.items() for owner in _members(part)]
     changes = Changes()
+
+    def look() -> None:
+        for path, part in parts.items():
+            for name, value in plain_attributes(part).items():
+                if _begins(value, before[path].get(name), tensors.get((path, name), [])):
+                    changes.begun.append(_joined(path, name))
+
+    changes.look = look
     try:
         yield changes
     finally:
+        look()
         changes.assigned |= held.give_back()
         for path, part in parts.items():
             for name, value in plain_attributes(part).items():
@@ -102,6 +118,33 @@ def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]
             else:  # of a scripted module, which can get no others
                 for k in others:
                     owner[k] = own_members[k]
+
+
+def repeats_itself(module: nn.Module, inputs: Sequence[Any]) -> bool:
+    """Are two calls in a row answered alike, where the second finds the buffers and random numbers that the first one found?
+
+    Whether they are is not asked of what holds no numbers, such as a model of tensors on the meta device.
+    """
+    buffers = list(module.buffers())
+    tensors = [*module.parameters(), *buffers, *(x for x in inputs if isinstance(x, Tensor))]
+    if any(x.is_meta or isinstance(x, FakeTensor) for x in tensors):
+        return True
+    devices = sorted({x.get_device() for x in tensors if x.is_cuda})
+    answers = []
+    with torch.no_grad(), state_kept(module):
+        for _ in range(2):
+            with restored(buffers, devices):
+                answers.append([x.clone() for x in _tensors(module(*inputs))])
+    first, second = answers
+    return len(first) == len(second) and all(map(_is_alike, first, second))
+
+
+def _is_alike(x: Tensor, y: Tensor) -> bool:
+    try:
+        torch.testing.assert_close(x, y, equal_nan=True)
+    except AssertionError:
+        return False
+    return True
 
 
 @contextmanager
@@ -200,6 +243,13 @@ def _items(entries: Any) -> list[tuple[Any, object]]:
 def _direct(value: object) -> list[Tensor]:
     """The tensor that an entry is, or those of a tuple, which can hold no others later."""
     return _tensors(value) if isinstance(value, Tensor | tuple) else []
+
+
+def _begins(value: object, before: object, then: Sequence[Tensor]) -> bool:
+    """Does what a call left in an attribute say more than was there before? then: the tensors of before."""
+    if isinstance(value, PLAIN) and isinstance(before, PLAIN):
+        return type(value) is not type(before) or value != before
+    return not then and bool(_tensors(value))
 
 
 def _has_another(value: object, then: Sequence[Tensor]) -> bool:

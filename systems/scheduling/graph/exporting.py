@@ -5,7 +5,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 
 import torch
@@ -19,7 +19,7 @@ from conf.own_code import with_own_frame, with_own_line
 from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off
-from systems.training.restore import attributes_kept, held_tensors, held_values_kept, python_random_kept
+from systems.training.restore import attributes_kept, held_tensors, held_values_kept, python_random_kept, repeats_itself
 
 from .effects import written
 from .examples import stand_ins
@@ -41,8 +41,8 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
 
     Raises:
         Unsupported: torch.export refuses the module; an input is no dense tensor; the module reads a tensor that it then
-            assigns anew, which is neither parameter nor buffer; it changes a tensor in a way that cannot be decomposed. The
-            reason is one line.
+            assigns anew, which is neither parameter nor buffer; it answers a second call in another way, by what it keeps;
+            it changes a tensor in a way that cannot be decomposed. The reason is one line.
     """
     own_inputs = stand_ins(inputs)
     check_module(module)
@@ -55,6 +55,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
             _without_partial_graph(),
             torch.no_grad(),
             attributes_kept(module) as changes,
+            _looked_at(module, changes.look),
             held_values_kept(module),
             python_random_kept() as drawn,
             warnings.catch_warnings(record=True) as told,
@@ -77,7 +78,19 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
     read += [name for name, then in changes.assigned.items() if not constants.isdisjoint(memories(then))]
     if name := next(iter(read), None):
         raise Unsupported(f"it changes its own state in a forward pass ({name}), which is no buffer")
+    if changes.begun and not repeats_itself(module, inputs):
+        raise Unsupported(f"its answer depends on the calls before, by {changes.begun[0]}, which is no buffer")
     return exported
+
+
+@contextmanager
+def _looked_at(module: nn.Module, look: Callable[[], None]) -> Iterator[None]:
+    """Look at the module once it has been traced: torch.export gives its attributes back, and says so of tensors alone."""
+    hook = module.register_forward_hook(lambda *_: look())
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _functional(exported: ExportedProgram) -> ExportedProgram:
