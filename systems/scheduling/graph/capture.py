@@ -85,7 +85,9 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
             raise unschedulable(node)
         elif str(node.target.overloadpacket) in ASSERTIONS and not node.users:
             continue
-        elif _is_copy(node) and node not in returned and isinstance(environment[node.args[0]], Output):
+        elif _is_dropout(node) or (
+            _is_copy(node) and node not in returned and isinstance(environment[node.args[0]], Output)
+        ):
             environment[node] = environment[node.args[0]]
         elif node in unneeded:
             environment[node] = environment[node.args[1]]
@@ -225,6 +227,11 @@ def _is_copy(node: fx.Node) -> bool:
         return False
     is_dense = is_non_overlapping_and_dense_or_false(node.args[0].meta["val"])  # type: ignore[union-attr]
     return is_dense and not _is_read_at_an_offset(node)
+
+
+def _is_dropout(node: fx.Node) -> bool:
+    """Is it the copy that torch 2.11 has for a dropout? In eager execution that returns its input."""
+    return node.target is torch.ops.aten.clone.default and "dropout" in node.meta.get("torch_fn", ("", ""))[1]
 
 
 def _is_read_at_an_offset(node: fx.Node) -> bool:
