@@ -156,6 +156,17 @@ def test_what_changes_many_parts_is_told_at_once(change: Callable[[nn.Module], o
             members.check(busy_never)
 
 
+def test_a_cast_is_told_at_once_though_few_parts_hold_tensors() -> None:
+    module = nn.Sequential(*(nn.Linear(2, 2) if i % 20 == 0 else nn.ReLU() for i in range(200))).eval()
+    members = Members(module)
+    assert len(members.shares) > 20
+    module.double()
+    for due in range(len(members.shares)):
+        members.due = due
+        with pytest.raises(RuntimeError, match=r"^0\.weight of the module is another"):
+            members.check(busy_never)
+
+
 def test_a_module_that_is_made_beside_changes_nothing() -> None:
     module = large()
     members = Members(module)
