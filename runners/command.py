@@ -156,6 +156,17 @@ class Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _run_until_interrupted(composition: Composition) -> int:
+    """The exit status. Raises BadRequest."""
+    try:
+        return run(composition)
+    except KeyboardInterrupt:
+        keeps_records = composition.run_elsewhere is not None or is_recorded(composition.requests)
+        goes_on = "; the same command goes on where this one stopped" if keeps_records else ""
+        print(f"opweave: interrupted{goes_on}", file=sys.stderr)
+        return INTERRUPTED
+
+
 def main() -> None:
     """Compose and run; whatever is wrong with the request is one line and exit status 2.
 
@@ -166,15 +177,10 @@ def main() -> None:
     try:
         composition = composed()
         with Interrupts.heeded():
-            sys.exit(run(composition))
+            sys.exit(_run_until_interrupted(composition))
     except BadRequest as error:
         if is_traceback_wanted:
             traceback.print_exc()
         else:
             print(f"opweave: {error}", file=sys.stderr)
         sys.exit(BAD_REQUEST)
-    except KeyboardInterrupt:
-        keeps_records = composition.run_elsewhere is not None or is_recorded(composition.requests)
-        goes_on = "; the same command goes on where this one stopped" if keeps_records else ""
-        print(f"opweave: interrupted{goes_on}", file=sys.stderr)
-        sys.exit(INTERRUPTED)

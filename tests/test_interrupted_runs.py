@@ -58,6 +58,16 @@ def test_interrupts_that_are_ignored_stay_so() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
+def test_an_interrupt_before_anything_runs_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "composed", interrupted)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    with pytest.raises(KeyboardInterrupt):
+        command.main()
+
+
 def test_what_keeps_no_record_does_not_say_that_it_goes_on(tmp_path: Path) -> None:
     folder = working_directory(tmp_path)
     hanging = command_line(

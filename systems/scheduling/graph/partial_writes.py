@@ -55,7 +55,7 @@ def write_parts(x: Tensor, parts: Sequence[int], values: Sequence[Tensor], numbe
         if isinstance(value, Tensor) and value.dim():
             part.copy_(value)
         else:
-            part.fill_(value)  # a number on the host too, as what is one needs no copy to the device
+            part.fill_(value)  # takes the number of a tensor on the host: no CUDA Graph holds a copy from there
     return result
 
 
