@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from conf.own_code import with_own_frame, with_own_line
 from conf.text import first_line
 from systems.base import Unsupported
-from systems.preparing import collector_off
+from systems.preparing import collector_off, one_at_a_time
 from systems.training.restore import attributes_kept, held_tensors, held_values_kept, python_random_kept, repeats_itself
 
 from .effects import written
@@ -78,8 +78,11 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
     read += [name for name, then in changes.assigned.items() if not constants.isdisjoint(memories(then))]
     if name := next(iter(read), None):
         raise Unsupported(f"it changes its own state in a forward pass ({name}), which is no buffer")
-    if changes.begun and not repeats_itself(module, inputs):
-        raise Unsupported(f"its answer depends on the calls before, by {changes.begun[0]}, which is no buffer")
+    if changes.begun:
+        with one_at_a_time:  # another thread may trace the module, which then computes with stand-ins
+            is_repeated = repeats_itself(module, inputs)
+        if not is_repeated:
+            raise Unsupported(f"its answer depends on the calls before, by {changes.begun[0]}, which is no buffer")
     return exported
 
 
