@@ -10,13 +10,15 @@ from drawing import examples
 from hypothesis import example, given
 from hypothesis import strategies as st
 from modules import Lambda
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_structure
 
 import models
 import systems
-from systems.scheduling.graph.capture import capture
+from systems.scheduling.graph.capture import capture, from_graph
 from systems.scheduling.graph.partial_writes import WRITE_PARTS, writes_of
-from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.program import Input, Program
 from systems.scheduling.graph.stored_program import from_document, to_document
 from systems.scheduling.simulate.estimate import demand_of
 from systems.scheduling.simulate.gpu import load
@@ -143,6 +145,21 @@ def test_a_cuda_graph_holds_them(base: str) -> None:
         for out, reference in zip(prepared(x, row), expected, strict=True):
             torch.testing.assert_close(out, reference)
     prepared.close()
+
+
+def test_a_number_of_the_host_fills_what_it_is_copied_to() -> None:
+    """Of torch 2.11's export of `y[at] = 2.5` on a GPU. No CUDA Graph holds a copy from the host."""
+    graph = fx.Graph()
+    y, number, row = (graph.placeholder(name) for name in ("y", "number", "row"))
+    copies = [graph.call_function(torch.ops.aten.copy.default, (y, source)) for source in (number, row)]
+    graph.output(tuple(copies))
+    with FakeTensorMode():
+        values = torch.empty(4, 6, device="cuda"), torch.empty(()), torch.empty(6, device="cuda")
+    for node, value in zip((y, number, row, *copies), (*values, values[0], values[0]), strict=True):
+        node.meta["val"] = value
+    references = [Input(0), torch.tensor(2.5), Input(1)]
+    program = from_graph(graph, references, tree_structure([0, 0]), (torch.ones(4, 6), torch.ones(6)))
+    assert [call.function for call in program.calls] == [torch.ops.aten.fill.Tensor, torch.ops.aten.copy.default]
 
 
 @examples(40)

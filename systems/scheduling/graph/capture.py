@@ -165,13 +165,22 @@ def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...],
     """The operator that eager execution dispatches in the place of a decomposed one.
 
     Export replaces batch_norm by its native kernel. In eager execution batch_norm chooses, and cuDNN's is faster on some
-    shapes.
+    shapes. Export of torch 2.11 copies a number of the host to a part of a GPU's tensor, where eager execution fills the
+    part. No CUDA Graph holds such a copy.
     """
     if node.target is torch.ops.aten._native_batch_norm_legit_no_training.default and _only_first_output(node):
         x, weight, bias, mean, variance, momentum, epsilon = node.args
         args = (x, weight, bias, mean, variance, False, momentum, epsilon, torch.backends.cudnn.enabled)
         return torch.ops.aten.batch_norm.default, args, {}
+    if node.target is torch.ops.aten.copy.default and _is_number_of_host(node):
+        return torch.ops.aten.fill.Tensor, node.args[:2], {}
     return node.target, node.args, dict(node.kwargs)  # type: ignore[return-value]
+
+
+def _is_number_of_host(copy: fx.Node) -> bool:
+    """Does this copy take one number from the host to a tensor of a GPU?"""
+    to, of = (argument.meta["val"] for argument in copy.args[:2])  # type: ignore[union-attr]
+    return of.dim() == 0 and of.device.type == "cpu" and to.device.type != "cpu"
 
 
 def _is_moved(node: fx.Node) -> bool:
@@ -212,7 +221,7 @@ def _unneeded_copies(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _lies_as(x: Tensor, y: Tensor) -> bool:
-    return (x.dtype, x.shape, x.stride()) == (y.dtype, y.shape, y.stride())
+    return (x.device, x.dtype, x.shape, x.stride()) == (y.device, y.dtype, y.shape, y.stride())
 
 
 def _is_copy(node: fx.Node) -> bool:
