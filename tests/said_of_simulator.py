@@ -128,8 +128,8 @@ PRINTED = [
     Said(SIMULATE, rf"weave's rule spares {N} to {N} of {N} to {N} and loses nothing", rule_spares),
     Said(
         SIMULATE,
-        rf"takes {N} \({N} to {N}\) of the latency by measured ones on inception_v3, and {N} \({N} to {N}\) on randwire\. On nasnet_large it "
-        rf"takes {N} \({N} to {N}, its first round\)",
+        rf"takes {N} \({N} to {N}\) of the latency by measured ones on inception_v3, and {N} \({N} to {N}\) on randwire\. "
+        rf"On nasnet_large it takes {N} \({N} to {N}, its first round\)",
         lambda: [n for model in ("inception_v3", "randwire", "nasnet_large") for n in benchmark(rf"{model}: {COSTS}")],
     ),
     Said(SIMULATE, rf"Of {N} gains over one stream in the sets it predicts {N} % within 10 %:", lambda: gains_of("all")[:2]),

@@ -1,20 +1,26 @@
-"""XLA: a module is exported, another process translates it by torchax, and `jax.jit` compiles that."""
+"""XLA: a module is exported, another process translates it by torchax, and `jax.jit` compiles that.
+
+The cache keeps both: the translation, and beside it what JAX keeps of its own compiling.
+"""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from conf.text import named_line
 from systems.base import Compilation, Prepared, System, Unsupported
+from systems.cache import JSON, MANIFEST, Artefact, Cache, code_in
 from systems.compilers.compiled import Compiled, bytes_outside_torch
 from systems.compilers.exported import Exported
 
@@ -24,6 +30,16 @@ PACKAGES = "'jax[cuda13]' torchax flatbuffers"
 # XLA would take most of the GPU's memory at once, and torch has its own there.
 PREALLOCATION = "XLA_PYTHON_CLIENT_PREALLOCATE"
 REFUSED = (torch.float64, torch.complex128)  # it would round them to 32 bits
+FLAGS = "XLA_FLAGS"  # the environment variable of XLA's options
+FUNCTION = "function.bin"  # the translation, in the folder of an artefact
+# JAX's own cache of what it has compiled; without these it would leave out what compiles fast, and tell XLA to tune apart.
+KEEPING = {
+    "jax_enable_compilation_cache": True,
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+    "jax_persistent_cache_enable_xla_caches": "none",
+    "jax_compilation_cache_max_size": -1,
+}
 
 
 class Xla(System):
@@ -38,6 +54,15 @@ class Xla(System):
     def unsupported(self, device: str) -> str | None:
         return _missing() or (None if device in _platforms() else f"this JAX has no {device}: pip install {PACKAGES}")
 
+    @property
+    def learns(self) -> bool:
+        """XLA measures kernels as it compiles, and what it takes of a GPU's memory for that stays with the process."""
+        return True
+
+    def learn(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        with _artefact(_exported(module, inputs)):
+            pass
+
     def prepare(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> Prepared:
         """As `System.prepare`.
 
@@ -45,27 +70,20 @@ class Xla(System):
             Unsupported: torch.export cannot capture the module, or torchax or XLA lacks an operator of it.
             ChildProcessError: the process that translates it ended before it had said more.
         """
-        begin = perf_counter()
-        exported = Exported(module, inputs)
+        exported = _exported(module, inputs)
         bytes_before = bytes_outside_torch(exported.device)
-        tensors = [*exported.program.state_dict.values(), *exported.program.constants.values(), *exported.arguments]
-        if wide := next((t.dtype for t in tensors if isinstance(t, Tensor) and t.dtype in REFUSED), None):
-            raise Unsupported(f"JAX would round {str(wide).removeprefix('torch.')} to 32 bits")
-        translation = translated(exported)
-        export_s = perf_counter() - begin
-        begin = perf_counter()
-        constants = {  # those of no dimensions may be on the CPU, and XLA takes one device
-            name: value.to(exported.device) if isinstance(value, Tensor) else value
-            for name, value in exported.program.constants.items()
-        }
-        by_name = {**exported.program.state_dict, **constants}
-        weights = [_array(by_name[name]) for name in translation.weights]
-        try:
-            executable = _compiled(exported, weights, translation.function)
-        except Exception as error:  # whatever XLA raises of an operator it lacks
-            raise Unsupported(f"XLA cannot compile it: {named_line(error)}") from error
-        seconds = perf_counter() - begin
-        compilation = Compilation(export_s=export_s, is_exported_now=True, compile_s=seconds, is_compiled_now=True)
+        with _artefact(exported) as artefact:
+            notes = artefact.notes
+            weights = _weights(exported, cast("list[str]", notes["weights"]))
+            kept, begin = _kept(artefact.folder), perf_counter()
+            executable = _compiled(exported, weights, artefact.folder)
+            seconds, is_found = perf_counter() - begin, bool(kept) and _kept(artefact.folder) == kept
+        compilation = Compilation(
+            export_s=cast(float, notes["export_s"]),
+            is_exported_now=artefact.is_new,
+            compile_s=cast(float, notes["compile_s"]) if artefact.is_new or is_found else seconds,
+            is_compiled_now=artefact.is_new or not is_found,
+        )
         return PreparedXla(executable, weights, exported, bytes_before, compilation)
 
 
@@ -99,12 +117,96 @@ class PreparedXla(Compiled):
         self.executable, self.weights = None, []
 
 
-def _compiled(exported: Exported, weights: list[Any], function: bytearray) -> Any:
+def _exported(module: nn.Module, inputs: tuple[Tensor, ...]) -> Exported:
+    exported = Exported(module, inputs)
+    tensors = [*exported.program.state_dict.values(), *exported.program.constants.values(), *exported.arguments]
+    if wide := next((t.dtype for t in tensors if isinstance(t, Tensor) and t.dtype in REFUSED), None):
+        raise Unsupported(f"JAX would round {str(wide).removeprefix('torch.')} to 32 bits")
+    return exported
+
+
+@contextmanager
+def _artefact(exported: Exported) -> Iterator[Artefact]:
+    """Hold the translation, with what JAX has kept of its compiling, and these notes.
+
+    weights: names of the weights that the function takes, in order.
+    export_s, compile_s: seconds that translating and compiling took.
+    """
+
+    def make(folder: Path) -> dict[str, JSON]:
+        begin = perf_counter()
+        translation = translated(exported)
+        (folder / FUNCTION).write_bytes(translation.function)
+        export_s, begin = perf_counter() - begin, perf_counter()
+        _compiled(exported, _weights(exported, translation.weights), folder)
+        return {"weights": [*translation.weights], "export_s": export_s, "compile_s": perf_counter() - begin}
+
+    with Cache().artefact("xla", exported.label, _ingredients(exported), make) as artefact:
+        yield artefact
+
+
+def _ingredients(exported: Exported) -> dict[str, JSON]:
+    """The model but for the values of its weights, which the function takes."""
+    device = exported.device
+    placeholders = [node.meta["val"] for node in exported.program.graph.nodes if node.op == "placeholder"]
+    versions: dict[str, JSON] = {name: importlib.metadata.version(name) for name in ("torch", "torchax", "jax", "jaxlib")}
+    return {
+        "model": exported.structure,
+        "strides": [list(x.stride()) for x in placeholders if isinstance(x, Tensor)],
+        "allow_tf32": exported.allow_tf32,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "flags": os.environ.get(FLAGS, ""),
+        "versions": versions,
+        "code": code_in(__package__),
+    }
+
+
+def _weights(exported: Exported, names: Sequence[str]) -> list[Any]:
+    """Parameters, buffers and constants of these names, as JAX's arrays on the program's device."""
+    constants = {  # those of no dimensions may be on the CPU, and XLA takes one device
+        name: value.to(exported.device) if isinstance(value, Tensor) else value
+        for name, value in exported.program.constants.items()
+    }
+    by_name = {**exported.program.state_dict, **constants}
+    return [_array(by_name[name]) for name in names]
+
+
+def _compiled(exported: Exported, weights: list[Any], folder: Path) -> Any:
+    """The executable of the translation in this folder, where JAX keeps what it compiles."""
     import jax
     import jax.export
 
+    function = jax.export.deserialize(bytearray((folder / FUNCTION).read_bytes()))
     inputs = [_array(x) for x in exported.arguments]
-    return jax.jit(jax.export.deserialize(function).call).lower(weights, inputs).compile()
+    try:
+        with _kept_in(folder):
+            return jax.jit(function.call).lower(weights, inputs).compile()
+    except Exception as error:  # whatever XLA raises of an operator it lacks
+        raise Unsupported(f"XLA cannot compile it: {named_line(error)}") from error
+
+
+def _kept(folder: Path) -> set[str]:
+    """The files in which JAX has kept what it compiled: none where XLA cannot write an executable down."""
+    return {file.name for file in folder.iterdir()} - {FUNCTION, MANIFEST}
+
+
+@contextmanager
+def _kept_in(folder: Path) -> Iterator[None]:
+    """Have JAX keep here what it compiles, and take from here what it has kept. Its own settings stay as they are."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    settings = KEEPING | {"jax_compilation_cache_dir": str(folder)}
+    before = {name: getattr(jax.config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()  # JAX opens its cache once
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
 
 
 def _array(tensor: Tensor) -> Any:
