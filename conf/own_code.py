@@ -12,6 +12,15 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+)')  # of a traceback as text
 INSTALLED = {"site-packages", "dist-packages", Path(os.__file__).parent.name}  # the last is the standard library's
 
 
+def module_hint(path: str, attribute: str) -> str:
+    """What to write in the place of a file's path, where a module was to be named: "" where it is a module's name."""
+    if not ("/" in path or os.sep in path or path.endswith(".py")):
+        return ""
+    file = Path(path).with_suffix("")
+    module = file.name if file.is_absolute() or ".." in file.parts else ".".join(file.parts)
+    return f"{path} is a file's path: write {module}:{attribute}, from the folder that holds {module.partition('.')[0]}"
+
+
 def with_own_line(message: str, error: BaseException) -> str:
     """A message, and behind it the line that raised its error, unless it ends so: "... (mypkg/mymodel.py:12)".
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf import Options, nearest
-from conf.own_code import with_own_line
+from conf.own_code import module_hint, with_own_line
 from conf.text import named_line
 from models.model import Model
 from models.registry import NUM_NEAREST, BadModel
@@ -59,6 +59,8 @@ def _import(factory: str) -> Callable[[int], object]:
     path, colon, attribute = factory.partition(":")
     if not (colon and path and attribute):
         raise BadModel(f"factory {factory!r} is not of the form {EXAMPLE}")
+    if hint := module_hint(path, attribute):
+        raise BadModel(f"factory {factory}: {hint}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()

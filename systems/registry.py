@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -39,12 +40,12 @@ def names() -> list[str]:
     return sorted({str(conf.options("system", choice).get("name", CUSTOM)) for choice in conf.choices("system")} - {CUSTOM})
 
 
-def load(choice: str, **options: conf.Value) -> System:
+def load(choice: str, **options: conf.Value | os.PathLike[str]) -> System:
     """The system of a choice.
 
     Args:
         choice: as of `system=` on the command line: a file of conf/system, or of the folder that OPWEAVE_CONF names.
-        options: in the place of the file's.
+        options: in the place of the file's; a path stands for its text.
 
     Raises:
         ValueError: there is no such choice.
@@ -52,6 +53,9 @@ def load(choice: str, **options: conf.Value) -> System:
     """
     from .base import BadOption
 
+    if not isinstance(choice, str):
+        raise ValueError(f"a system has a name, as 'weave', and {choice!r} is none")
+    options = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in options.items()}
     if choice not in conf.choices("system"):
         raise ValueError(f"no system is named {choice}: {conf.nearest(choice, conf.choices('system'))}")
     defaults = conf.options("system", choice)

@@ -175,6 +175,7 @@ def test_it_runs_in_python() -> None:
         ({"fold_batch_norm": 1}, "is not true or false"),
         ({"plan": ""}, "needs system.plan="),
         ({"plan": "mine.wide"}, "is not of the form"),
+        ({"plan": "mine/wide.py:plan"}, "is a file's path: write mine.wide:plan, from the folder that holds mine"),
         ({"plan": "mine.wide:number"}, "has no function 'number'"),
         ({"plan": "mine.narrow:plan"}, "there is no module mine.narrow"),
         ({"plan": "tiny:raises.x"}, "has no function"),

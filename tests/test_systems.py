@@ -96,6 +96,8 @@ def test_a_cuda_graph_needs_a_gpu() -> None:
 def test_wrong_names_and_options_are_told() -> None:
     with pytest.raises(ValueError, match="did you mean nimble"):
         systems.load("nimbel")
+    with pytest.raises(ValueError, match="a system has a name, as 'weave', and None is none"):
+        systems.load(None)  # type: ignore[arg-type]
     with pytest.raises(BadOption, match="max-autotune"):
         systems.load("torch_compile", mode="fast")
 

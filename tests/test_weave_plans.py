@@ -253,4 +253,4 @@ def _tiny(folder: Path) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def _prepared_tiny(folder: Path, file: Path) -> Any:
-    return systems.load("weave", plan=str(file)).prepare(*_tiny(folder))
+    return systems.load("weave", plan=file).prepare(*_tiny(folder))

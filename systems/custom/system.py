@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 
 from conf import nearest
-from conf.own_code import with_own_line
+from conf.own_code import module_hint, with_own_line
 from conf.text import named_line
 from systems.base import BadOption, Unsupported
 from systems.scheduling.graph.program import Program
@@ -58,6 +58,8 @@ def _import(path: str) -> Callable[[Program], object]:
     module_name, colon, attribute = str(path).partition(":")
     if not (colon and module_name and attribute):
         raise BadOption(f"system.plan={path} is not of the form {EXAMPLE}")
+    if hint := module_hint(module_name, attribute):
+        raise BadOption(f"system.plan={path}: {hint}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     importlib.invalidate_caches()
