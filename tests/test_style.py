@@ -78,10 +78,26 @@ def test_a_text_is_broken_where_it_may_be_and_not_sooner(words: list[str]) -> No
         assert style.broken(text, style.inches(text, style.FONT), style.FONT) == [text]
 
 
+@examples(40)
+@given(
+    st.lists(
+        st.sampled_from([name for name in style.LOOKS if name.startswith(("orca", "request"))]), min_size=2, unique=True
+    )
+)
+def test_systems_of_one_hue_have_a_colour_each(names: list[str]) -> None:
+    systems = [named("system", name) for name in names]
+    looks = [style.look(system, systems) for system in systems]
+    assert len({(look.colour, look.hatch) for look in looks}) == len(systems)
+    assert len({look.colour for look in looks}) == min(len(systems), len(style.LINES) + 1)
+    assert looks[-1] == style.LOOKS[names[-1]]
+    beside = [*systems, named("system", "eager")]
+    assert all(style.look(system, beside).colour == looks[-1].colour for system in systems)
+
+
 def test_a_variant_that_stands_for_its_choice_alone_looks_as_that_does() -> None:
     padded, ragged = (named("system", f"request_level_{name}", max_batch_size=64) for name in ("padded", "ragged"))
-    assert (
-        style.look(padded, [padded, ragged]) == style.LOOKS["request_level_padded"] != style.look(ragged, [padded, ragged])
-    )
+    usual = style.LOOKS["request_level_padded"]
+    assert style.look(padded, [padded, ragged, named("system", "eager")]) == usual
+    assert style.look(padded, [ragged, padded]) == usual != style.look(ragged, [ragged, padded])
     other = named("system", "request_level_padded", max_batch_size=32)
     assert len({style.look(system, [padded, other]).hatch for system in (padded, other)}) == 2

@@ -1,9 +1,9 @@
-"""How every chart looks: a colour, a marker and a hatch fixed for each system, type that is legible in print, files."""
+"""How every chart looks: a colour, a marker and a hatch of each system, type that is legible in print, files."""
 
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache
@@ -117,7 +117,7 @@ LOOKS = {
     "hummingbird": Look("#9900ff", (9, 2, 10), "||\\\\"),
     "deepgbm": Look("#8c6d00", (9, 2, 20), "xxxx"),
 }
-# Of the lines of a chart whose systems differ in little, in turn.
+# Of the systems of a chart that differ in little, in turn.
 LINES = (*_HUES, "#000000", "#6c2400")
 # Of a system's labels with options, in turn.
 HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "//--", "|||||", "-----")
@@ -156,9 +156,13 @@ def look(system: Choice, among: Sequence[Choice] = ()) -> Look:
     Args:
         system: with changed options it has its choice's hue, and a hatch of its own among its choice's variants. One that
             stands for its choice alone looks as that does.
-        among: the systems that looks tell apart.
+        among: the systems that looks tell apart; where all have one hue, all but the last have others, of LINES.
     """
     usual = LOOKS.get(system.choice, OTHER)
+    keys = list(dict.fromkeys(other.key for other in among))
+    if system.key in keys[:-1] and {LOOKS.get(other.choice, OTHER).colour for other in among} == {usual.colour}:
+        others = [colour for colour in LINES if colour != usual.colour]
+        usual = replace(usual, colour=others[keys.index(system.key) % len(others)])
     variants = list(dict.fromkeys(other.key for other in among if other.choice == system.choice))
     if not system.changed or variants == [system.key]:
         return usual
@@ -198,18 +202,14 @@ def width() -> float:
     return _width.get()
 
 
-@contextmanager
-def column() -> Iterator[None]:
+def column() -> AbstractContextManager[None]:
     """Figures as wide as a column of a two-column paper."""
-    with _wide(COLUMN):
-        yield
+    return _wide(COLUMN)
 
 
-@contextmanager
-def page() -> Iterator[None]:
+def page() -> AbstractContextManager[None]:
     """Figures as wide as a page, within `column` too."""
-    with _wide(PAGE):
-        yield
+    return _wide(PAGE)
 
 
 @contextmanager
