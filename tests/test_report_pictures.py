@@ -1,6 +1,8 @@
 """What makes a report's page small: shared paths, hatches and styles, joined lines, and paths of few characters."""
 
 import re
+from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from scripts.page.pictures import (
     with_shared_paths,
     with_shared_styles,
     without_plain_groups,
+    without_quotes,
 )
 
 
@@ -75,6 +78,35 @@ def test_marks_of_one_opaque_style_have_it_from_their_group(styles: tuple[str, s
     whole = '<g class="s1 k1"><use href="#m" x="0"/><use href="#m" x="1"/></g>'
     assert (whole * 2 in shared) is is_shared
     assert is_shared or '<g clip-path="url(#p)"><use href="#m" x="0" class="s1"/>' in shared
+
+
+WRITTEN = st.text("ab1.#=<>'/ -()", max_size=6).map(lambda text: text.replace("<", "&lt;").replace(">", "&gt;"))
+
+
+@given(st.lists(st.tuples(st.lists(WRITTEN, max_size=3), st.booleans(), WRITTEN), max_size=4))
+def test_attributes_without_quotes_are_the_same(elements: list[tuple[list[str], bool, str]]) -> None:
+    """As a parser of HTML reads them, with the words between them."""
+
+    def read(svg: str) -> list[Any]:
+        found: list[Any] = []
+        parser = HTMLParser()
+        parser.handle_starttag = lambda tag, attributes: found.append((tag, attributes))  # type: ignore[method-assign]
+        parser.handle_startendtag = lambda tag, attributes: found.append((tag, attributes, "/"))  # type: ignore[method-assign]
+        parser.handle_data = found.append  # type: ignore[method-assign]
+        parser.feed(svg)
+        parser.close()
+        return found
+
+    svg = "".join(
+        f'<g{"".join(f" a{n}={chr(34)}{value}{chr(34)}" for n, value in enumerate(values))}{"/" * ends}>x="{words}" '
+        for values, ends, words in elements
+    )
+    assert read(without_quotes(svg)) == read(svg)
+
+
+def test_most_attributes_need_no_quotes() -> None:
+    svg = '<g class="s1"><use href="#c4-m1" x="252.8" y="21"/><path d="M0 1" class="s2 k3"/></g>'
+    assert without_quotes(svg) == '<g class=s1><use href=#c4-m1 x=252.8 y="21"/><path d="M0 1" class="s2 k3"/></g>'
 
 
 COORDINATES = st.integers(-3, 3).map(lambda tenths: tenths / 10)

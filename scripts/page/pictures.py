@@ -70,7 +70,14 @@ def without_plain_groups(svg: str) -> str:
 
 def with_all_shared(html: str) -> str:
     """The page whose charts share what they have in common."""
-    return with_shared_paths(with_shared_styles(with_shared_definitions(html)))
+    page = with_shared_paths(with_shared_styles(with_shared_definitions(html)))
+    return CHART.sub(lambda chart: without_quotes(chart[0]), page)
+
+
+def without_quotes(svg: str) -> str:
+    """The picture without quotes where HTML needs none: around one word that no slash follows."""
+    word = re.compile(r"""(?<==)"([^\s"'=<>`]+)"(?=[ >])""")
+    return re.sub(r"<[^<>]*>", lambda tag: word.sub(r"\1", tag[0]), svg)
 
 
 def with_shared_definitions(html: str) -> str:
