@@ -19,7 +19,7 @@ RIGHT: dict[str, tuple[str, ...]] = {  # values of keys that are of no group
     "memory_gib": ("null", "8", "0.5"),
     "max_load": ("0", "1", "0.25"),
     "force": ("true", "false"),
-    "gpus": ("all", "0", "[0,1]"),
+    "gpus": ("all", "0"),  # others are refused where all cells are of the CPU
     "results": ("r", "a/b", "'a b'"),
 }
 # No key takes one of these, but for those of text and paths, which take several.
