@@ -305,7 +305,7 @@ def test_the_tradeoff_of_searches_has_the_ratios_of_the_table() -> None:
 
 def test_lines_of_systems_differ_in_more_than_colour_and_say_once_what_all_share() -> None:
     """Few systems share a panel, where a dash and a fill tell them apart in print; each of many has a panel of its own."""
-    assert len(set(serving.DASHES)) == len(set(serving.FILLS)) == serving.MOST <= len(style.LINES)
+    assert len(set(serving.DASHES)) == len(set(serving.FILLS)) == serving.MOST <= len(style.COLOURS)
     _, _, drawn = exhibit("orca/figure4.8b_simulated")
     lines, markers = drawn["serving"].figure.legends
     assert "2 stages" in lines.get_title().get_text() and "costs of NVIDIA H200" in lines.get_title().get_text()

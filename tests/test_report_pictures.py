@@ -88,14 +88,14 @@ def test_attributes_without_quotes_are_the_same(elements: list[tuple[list[str], 
     """As a parser of HTML reads them, with the words between them."""
 
     def read(svg: str) -> list[Any]:
-        found: list[Any] = []
+        tags_and_words: list[Any] = []
         parser = HTMLParser()
-        parser.handle_starttag = lambda tag, attributes: found.append((tag, attributes))  # type: ignore[method-assign]
-        parser.handle_startendtag = lambda tag, attributes: found.append((tag, attributes, "/"))  # type: ignore[method-assign]
-        parser.handle_data = found.append  # type: ignore[method-assign]
+        parser.handle_starttag = lambda tag, attributes: tags_and_words.append((tag, attributes))  # type: ignore[method-assign]
+        parser.handle_startendtag = lambda tag, attributes: tags_and_words.append((tag, attributes, "/"))  # type: ignore[method-assign]
+        parser.handle_data = tags_and_words.append  # type: ignore[method-assign]
         parser.feed(svg)
         parser.close()
-        return found
+        return tags_and_words
 
     svg = "".join(
         f'<g{"".join(f" a{n}={chr(34)}{value}{chr(34)}" for n, value in enumerate(values))}{"/" * ends}>x="{words}" '

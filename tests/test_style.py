@@ -88,7 +88,7 @@ def test_systems_of_one_hue_have_a_colour_each(names: list[str]) -> None:
     systems = [named("system", name) for name in names]
     looks = [style.look(system, systems) for system in systems]
     assert len({(look.colour, look.hatch) for look in looks}) == len(systems)
-    assert len({look.colour for look in looks}) == min(len(systems), len(style.LINES) + 1)
+    assert len({look.colour for look in looks}) == min(len(systems), len(style.COLOURS) + 1)
     assert looks[-1] == style.LOOKS[names[-1]]
     beside = [*systems, named("system", "eager")]
     assert all(style.look(system, beside).colour == looks[-1].colour for system in systems)

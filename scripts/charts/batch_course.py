@@ -17,7 +17,7 @@ from results.serving import Iterations, Serving
 from .chart import Chart
 from .names import written
 from .serving import size_of
-from .style import FAINT, LINES, above, house, plain, width
+from .style import COLOURS, FAINT, above, house, plain, width
 
 NAME = "batch_course"
 HEIGHT = 1.5  # inches, a panel
@@ -62,7 +62,7 @@ def draw(measured: Selection, number: int = 0) -> Chart:
         _panel(bottom, iterations, iterations.reserved_slots, "slots")
         bottom.set_title(f"K/V slots in use, of {num_slots:,}", loc="left")
         bottom.set_xlabel("seconds from the trace's begin")
-        handles = [Line2D([], [], color=LINES[0], label="each iteration")]
+        handles = [Line2D([], [], color=COLOURS[0], label="each iteration")]
         handles += [Line2D([], [], label="largest batch", **BOUND)] * bool(largest)
         above(figure, handles, measured.setting.label)
     caption = (
@@ -94,7 +94,7 @@ def steps(iterations: Iterations, values: Sequence[int]) -> tuple[list[float], l
 
 def _panel(axes: Axes, iterations: Iterations, values: Sequence[int], unit: str, bound: int = 0) -> None:
     moments, held = steps(iterations, values)
-    axes.step(moments, held, where="post", color=LINES[0], linewidth=0.8)
+    axes.step(moments, held, where="post", color=COLOURS[0], linewidth=0.8)
     axes.set_ylabel(unit)
     axes.set_ylim(0, ROOM * max(bound, *held, 1))
     if bound:

@@ -22,7 +22,7 @@ from results.selection import NoResults, Place, Selection
 
 from .chart import Chart
 from .names import written
-from .style import FAINT, FONT, LINES, MARKERS, PAGE, WORDS, above, below, broken, house, set_log, width
+from .style import COLOURS, FAINT, FONT, MARKERS, PAGE, WORDS, above, below, broken, house, set_log, width
 
 ACROSS = 2  # panels
 HEIGHT, LOW = 2.8, 1.6  # inches of a panel of several systems, and of one
@@ -219,7 +219,7 @@ def _style(system: Choice, systems: Sequence[Choice], own: Sequence[Choice] = ()
     sizes = sorted({size_of(other) for other in systems})
     number = names.index(_name(system))
     return {
-        "color": LINES[number % len(LINES)],
+        "color": COLOURS[number % len(COLOURS)],
         "linestyle": DASHES[number % len(DASHES)],
         "fillstyle": FILLS[number % len(FILLS)],
         "markerfacecoloralt": "white",

@@ -118,7 +118,7 @@ LOOKS = {
     "deepgbm": Look("#8c6d00", (9, 2, 20), "xxxx"),
 }
 # Of the systems of a chart that differ in little, in turn.
-LINES = (*_HUES, "#000000", "#6c2400")
+COLOURS = (*_HUES, "#000000", "#6c2400")
 # Of a system's labels with options, in turn.
 HATCHES = ("xxxxx", "\\\\\\\\\\", "+++++", "//--", "|||||", "-----")
 _SHAPES = (  # unlike each other, and unlike what LOOKS has, at the size of a marker
@@ -156,12 +156,12 @@ def look(system: Choice, among: Sequence[Choice] = ()) -> Look:
     Args:
         system: with changed options it has its choice's hue, and a hatch of its own among its choice's variants. One that
             stands for its choice alone looks as that does.
-        among: the systems that looks tell apart; where all have one hue, all but the last have others, of LINES.
+        among: the systems that looks tell apart; where all have one hue, all but the last have others, of COLOURS.
     """
     usual = LOOKS.get(system.choice, OTHER)
     keys = list(dict.fromkeys(other.key for other in among))
     if system.key in keys[:-1] and {LOOKS.get(other.choice, OTHER).colour for other in among} == {usual.colour}:
-        others = [colour for colour in LINES if colour != usual.colour]
+        others = [colour for colour in COLOURS if colour != usual.colour]
         usual = replace(usual, colour=others[keys.index(system.key) % len(others)])
     variants = list(dict.fromkeys(other.key for other in among if other.choice == system.choice))
     if not system.changed or variants == [system.key]:
