@@ -162,6 +162,21 @@ def test_a_number_of_the_host_fills_what_it_is_copied_to() -> None:
     assert [call.function for call in program.calls] == [torch.ops.aten.fill.Tensor, torch.ops.aten.copy.default]
 
 
+def test_what_reads_a_buffer_reads_no_number_of_the_host_in_its_place() -> None:
+    """A buffer without dimensions takes a number from the host, and is read afterwards."""
+    graph = fx.Graph()
+    buffer, number = graph.placeholder("buffer"), graph.placeholder("number")
+    written = graph.call_function(torch.ops.aten.copy.default, (buffer, number))
+    read = graph.call_function(torch.ops.aten.exp.default, (written,))
+    graph.output((written, read))
+    with FakeTensorMode():
+        on_gpu, on_host = torch.empty((), device="cuda"), torch.empty(())
+    for node, value in ((buffer, on_gpu), (number, on_host), (written, on_gpu), (read, on_gpu)):
+        node.meta["val"] = value
+    program = from_graph(graph, [Input(0), torch.tensor(2.5)], tree_structure([0, 0]), (torch.ones(()),))
+    assert [call.function for call in program.calls] == [torch.ops.aten.fill.Tensor, torch.ops.aten.exp.default]
+
+
 @examples(40)
 @given(
     st.sampled_from(IN_ORDER), st.lists(st.tuples(st.sampled_from(PARTS), st.sampled_from(VALUES)), min_size=1, max_size=5)
