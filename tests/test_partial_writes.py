@@ -160,6 +160,10 @@ def test_a_number_of_the_host_fills_what_it_is_copied_to() -> None:
     references = [Input(0), torch.tensor(2.5), Input(1)]
     program = from_graph(graph, references, tree_structure([0, 0]), (torch.ones(4, 6), torch.ones(6)))
     assert [call.function for call in program.calls] == [torch.ops.aten.fill.Tensor, torch.ops.aten.copy.default]
+    x, filled = torch.randn(4, 6), torch.full((4, 6), 2.5)
+    for out, expected in zip(program.run((x, torch.ones(6))), (filled, torch.ones(4, 6)), strict=True):
+        assert torch.equal(out, expected)
+    assert {call.produces.shape for call in program.calls} == {(4, 6)}
 
 
 def test_what_reads_a_buffer_reads_no_number_of_the_host_in_its_place() -> None:
@@ -175,6 +179,8 @@ def test_what_reads_a_buffer_reads_no_number_of_the_host_in_its_place() -> None:
         node.meta["val"] = value
     program = from_graph(graph, [Input(0), torch.tensor(2.5)], tree_structure([0, 0]), (torch.ones(()),))
     assert [call.function for call in program.calls] == [torch.ops.aten.fill.Tensor, torch.ops.aten.exp.default]
+    filled, read_of_it = program.run((torch.ones(()),))
+    assert filled == 2.5 and torch.equal(read_of_it, filled.exp())
 
 
 @examples(40)

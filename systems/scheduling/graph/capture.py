@@ -96,7 +96,8 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
         else:
             v = len(operators)
             target, args, kwargs = _as_executed(node)
-            is_norm, is_moved = target is not node.target, is_moved or _is_moved(node)
+            is_norm = target is torch.ops.aten.batch_norm.default is not node.target
+            is_moved = is_moved or _is_moved(node)
             if is_moved and target is VIEW:
                 target = torch.ops.aten.reshape.default  # export's reshape, which copies where a view is none
             operators.append(Operator(v, target._schema.name.split("::")[1], str(target)))
