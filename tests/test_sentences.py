@@ -23,6 +23,7 @@ from systems.scheduling.passes import select_products
 PAGES = ("COMPILERS", "LATENCY", "SCHEDULERS", "TODAY")
 COMPILERS, LATENCY, SCHEDULERS, TODAY = (f"results/reference/{name}.md" for name in PAGES)
 LONGER = ("mobilenet_v4", "qwen3_moe", "swin_t")  # that torch_compile_best searched for longer at batch 1
+FASTEST_BY_AUTOTUNE = "gptj_6b_decode"  # of torch_compile_best's variants
 ABOUT, WEAVE = "results/reference/README.md", "systems/weave/README.md"
 
 
@@ -48,8 +49,9 @@ def searches_of_the_compiler() -> list[float]:
         budgets[is_longer].add(float(str(record.cell.system.options["budget_s"])))
     searches = [record.compilation.decisions[0] for record in records if record.compilation is not None]
     compiled = [d for d in searches if any("max-autotune" in name and ms for name, ms in d.milliseconds.items())]
-    assert not any("max-autotune" in d.chosen for d in searches)
-    return [*budgets[False], *budgets[True], len(searches), len(compiled)]
+    (fastest,) = (r for r in records if r.compilation and "max-autotune" in r.compilation.decisions[0].chosen)
+    assert fastest.cell.model.name == FASTEST_BY_AUTOTUNE
+    return [*budgets[False], *budgets[True], len(searches), len(compiled), fastest.cell.conditions.batch]
 
 
 def setting(group: str, choice: str, key: str) -> Callable[[], list[float]]:
@@ -78,7 +80,8 @@ SAID = [
     Said(
         TODAY,
         rf"searches for {N} s, for {N} on {LONGER[0]}, {LONGER[1]} and {LONGER[2]} at batch 1\. "
-        rf"Of {N} settings max-autotune was compiled in that time on {N}, and was the fastest of none\.",
+        rf"Of {N} settings max-autotune was compiled in that time on {N}\. "
+        rf"It was the fastest of one, {FASTEST_BY_AUTOTUNE} at batch {N}\.",
         searches_of_the_compiler,
     ),
     *said_of_serving.SAID,
@@ -88,6 +91,10 @@ SAID = [
 # Figures that no command prints of what is committed, by words around them.
 ELSEWHERE = {
     (ABOUT, r"such as 1\.25x"): "an example",
+    (
+        TODAY,
+        r"A host of 32 cores compiles its max-autotune in 150 s, .* takes 0\.902 ms",
+    ): "its record was lost",
     (WEAVE, r"takes 1\.36 µs in a CUDA graph on an H100, and 0\.85 µs|takes 1\.40 µs"): "it needs an H100",
     **said_of_pipelines.ELSEWHERE,
     **said_of_simulator.ELSEWHERE,
