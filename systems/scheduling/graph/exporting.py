@@ -19,10 +19,11 @@ from conf.own_code import with_own_frame, with_own_line
 from conf.text import first_line
 from systems.base import Unsupported
 from systems.preparing import collector_off, one_at_a_time
-from systems.training.restore import attributes_kept, held_tensors, held_values_kept, python_random_kept, repeats_itself
+from systems.training.restore import attributes_kept, held_tensors, held_values_kept, python_random_kept
 
 from .effects import written
 from .examples import stand_ins
+from .repetition import repeats_itself
 
 LOGGERS = ("torch.export", "torch.fx", "torch._subclasses")
 aten = torch.ops.aten
