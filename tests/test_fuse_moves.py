@@ -70,6 +70,10 @@ FUSED: dict[str, tuple[Callable[..., object], list[str]]] = {
         lambda p, x: p["a"](x)[:, p["places"].rows // 2] * x[:, p["places"].rows],
         ["linear", "floor_divide_index_index_mul"],
     ),
+    "rows that come back from experts": (
+        lambda p, x: p["a"](x * 2)[:, p["places"].rows].view(2, 2, 2, 8).sum(1) + x[:, :2],
+        ["mul", "linear", "slice", "index_sum_add"],
+    ),
     "a frame": (lambda p, x: nn.functional.pad(p["a"](x).relu(), (1, 1)), ["linear", "relu_pad"]),
 }
 
@@ -92,6 +96,8 @@ def many(p: nn.ModuleDict, x: Tensor) -> Tensor:
 NOT_FUSED: dict[str, Callable[..., object]] = {
     "nothing is elementwise": lambda p, x: p["a"](torch.cat((p["a"](x), x), 1)),
     "nothing moves": lambda p, x: p["a"](x).relu() + 1,
+    "rows themselves are summed": lambda p, x: p["a"](x)[:, p["places"].rows].sum(-1, keepdim=True).expand(2, 4, 8) @ x.mT,
+    "many rows are summed": lambda p, x: p["a"](x).repeat(1, 2, 1).sum(1),
     "others read what is moved": lambda p, x: (y := torch.cat((p["a"](x), x), 1), p["a"](y), y * 2),
     "a kernel would read too much": many,
     "a convolution's bias is taken over": lambda p, x: torch.cat((p["conv"](x).relu(), x), 1),
@@ -130,6 +136,8 @@ STEPS: list[Callable[[list[Tensor], int, int], Tensor]] = [
     lambda seen, i, j: seen[i].transpose(1, 2).contiguous().reshape(2, 3, 4),
     lambda seen, i, j: seen[i][:, torch.tensor([2, 0, 1])],
     lambda seen, i, j: seen[i].roll(1, 1).flip(2),
+    lambda seen, i, j: seen[i].view(2, 3, 2, 2).sum((0, 2)).expand(4, 3, 2).reshape(2, 3, 4),
+    lambda seen, i, j: seen[i].mean(1, keepdim=True) + seen[j],
 ]
 
 

@@ -17,9 +17,11 @@ import models
 import systems
 from runners.measurements.correctness import relative_error
 from systems.scheduling.decision import Decision
+from systems.scheduling.graph import patterns
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.fused_kernel import MAX_INPUTS, FusedKernel
-from systems.scheduling.graph.program import Program
+from systems.scheduling.graph.part import alone
+from systems.scheduling.graph.program import Call, Input, Program
 from systems.scheduling.passes.fuse_elementwise import fuse_elementwise
 from systems.scheduling.passes.fuse_reductions import fuse_reductions
 
@@ -47,6 +49,10 @@ FUSED: dict[str, tuple[Callable[..., object], list[str]]] = {
     "a residual that is an output": (lambda p, x: joined(y := p["a"](x) + x, p["norm"](y)), ["linear", "add_layer_norm"]),
     "a norm before its activation": (lambda p, x: p["norm"](p["a"](x)).relu(), ["linear", "layer_norm_relu"]),
     "a root mean square": (lambda p, x: root_mean_square(p["a"](x) + x), ["linear", "add_pow_mean_add_rsqrt_mul"]),
+    "a root mean square of more precise numbers": (
+        lambda p, x: p["a"](root_mean_square(p["a"](x).double()).float() * 2),
+        ["linear", "_to_copy_pow_mean_add_rsqrt_mul__to_copy_mul", "linear"],
+    ),
     "PyTorch's root mean square": (lambda p, x: p["rms"](p["a"](x) + x), ["linear", "add_rms_norm"]),
     "a softmax of scaled scores": (
         lambda p, x: (p["a"](x) * 0.5 + 1).softmax(-1),
@@ -106,6 +112,16 @@ def test_nothing_is_fused_where(why: str) -> None:
     program, _ = fused(module, tokens())
     assert not any(isinstance(call.function, FusedKernel) for call in program.calls)
     agrees(module, program, tokens())
+
+
+@pytest.mark.parametrize(
+    ("options", "is_elementwise"),
+    [({}, True), ({"memory_format": torch.channels_last}, False), ({"layout": torch.sparse_coo}, False)],
+)
+def test_a_cast_is_elementwise_that_changes_the_type_alone(options: dict[str, object], is_elementwise: bool) -> None:
+    x = torch.randn(2, 3, 4, 5)
+    program = alone("to", "", Call(patterns.CAST, (Input(0),), {"dtype": torch.float64, **options}, x.double()), [x])
+    assert patterns.is_elementwise(program, 0) is is_elementwise
 
 
 def test_a_way_around_through_others_is_no_part_of_the_group() -> None:

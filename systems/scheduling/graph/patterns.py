@@ -18,6 +18,8 @@ ADDITION = aten.add.Tensor
 VIEW = aten.view.default
 ACTIVATIONS = (aten.relu.default, aten.hardtanh.default, aten.silu.default, aten.sigmoid.default)  # after a convolution
 UNTAGGED = (aten.floor_divide.default,)  # elementwise, which PyTorch does not say of it
+GROUPED = aten._grouped_mm.default
+CAST = aten._to_copy.default  # as those, where it changes the type of numbers alone
 COPIES = (aten.clone.default,)  # tagged pointwise, but there to change a layout
 
 
@@ -70,12 +72,17 @@ def is_elementwise(program: Program, v: int) -> bool:
         return True
     tags = getattr(function, "tags", ())
     return (
-        (torch.Tag.pointwise in tags or function in UNTAGGED)
+        (torch.Tag.pointwise in tags or function in UNTAGGED or is_cast(program.calls[v]))
         and torch.Tag.nondeterministic_seeded not in tags
         and function not in COPIES
         and isinstance(program.calls[v].produces, Tensor)
         and reads_tensors(program, v)
     )
+
+
+def is_cast(call: Call) -> bool:
+    """Does it change the type of numbers, and neither where they are nor how they lie?"""
+    return call.function is CAST and len(call.args) == 1 and set(call.kwargs) == {"dtype"}
 
 
 def references(call: Call) -> list[Output | Input]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from systems.scheduling.graph.derived import Derived
-from systems.scheduling.graph.patterns import ADDITION, VIEW, only_user, users
+from systems.scheduling.graph.patterns import ADDITION, VIEW, is_cast, only_user, users
 from systems.scheduling.graph.program import Input, Output, Program
 
 from .own_kernels import DTYPES, is_plain
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 ATTENTION = aten.scaled_dot_product_attention.default
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # in their order
 PRODUCT, SOFTMAX, TRANSPOSE = aten.matmul.default, aten.softmax.int, aten.transpose.int
-PERMUTATION, COPY, CAST = aten.permute.default, aten.clone.default, aten._to_copy.default
+PERMUTATION, COPY = aten.permute.default, aten.clone.default
 MULTIPLICATION, DIVISION = aten.mul.Tensor, aten.div.Tensor
 
 
@@ -180,11 +180,7 @@ def _step_by_step(program: Program, readers: Sequence[list[int]], v: int) -> Att
 def _is_cast(program: Program, v: int) -> bool:
     """Does the operator change the type of numbers between two that kernels take, and nothing else?"""
     call = program.calls[v]
-    return (
-        call.function is CAST
-        and set(call.kwargs) == {"dtype"}
-        and all(t.dtype in DTYPES for t in (call.produces, program.value(call.args[0])))
-    )
+    return is_cast(call) and all(t.dtype in DTYPES for t in (call.produces, program.value(call.args[0])))
 
 
 def _step(program: Program, v: int) -> tuple[str, Any, Any] | None:

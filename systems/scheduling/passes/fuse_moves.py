@@ -1,5 +1,7 @@
 """Fuses what only moves elements with the elementwise operators around it, where one kernel is faster."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from systems.scheduling.graph.rewrite import Replacement, replace
 from .context import Context, Rewritten
 from .groups import convolutions_before, groups
 from .own_kernels import has_kernels
-from .patterns import name_operators
+from .patterns import SUMS, name_operators
 
 aten = torch.ops.aten
 # Each element of their output is one of an input's, or what pads it.
@@ -24,6 +26,7 @@ COPIES = (aten.clone.default, aten.repeat.default, aten.roll.default, aten.flip.
 LOOKUPS = (aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default)
 MOVES = (*JOINS, *COPIES, *LOOKUPS)
 MAX_LOOKUP_INPUTS = 200  # tensors that a fused operator with lookups reads: a kernel's arguments take 4 kB at most
+FEW_ADDENDS = 8  # of a sum, up to which TorchInductor adds them one by one: its unroll_reductions_threshold
 ONE_KERNEL = {"force_pointwise_cat": True}  # TorchInductor's option: a concatenation of many parts is one kernel too
 
 
@@ -31,7 +34,8 @@ def fuse_moves(program: Program, context: Context) -> Rewritten:
     """Fuse each concatenation, copy and lookup with the elementwise operators around it, where one kernel for all is faster.
 
     A rotary embedding is such a group: halves change places, and each is multiplied with a table. Views between members are
-    members as well, since TorchInductor computes with places and not with memory.
+    members as well, since TorchInductor computes with places and not with memory. So are sums of a few rows, as of what a
+    token's experts return.
 
     Invariant: of a group only the last operator is read from outside, as of `fuse_elementwise`, which fuses what is
     elementwise where the group stays separate. So fusing takes no parallelism from the scheduler. A kernel may compute
@@ -46,7 +50,7 @@ def fuse_moves(program: Program, context: Context) -> Rewritten:
     decisions: list[Decision] = []
 
     def is_member(v: int) -> bool:
-        return is_elementwise(program, v) or is_move(program, v)
+        return is_elementwise(program, v) or is_move(program, v) or is_sum_of_few(program, v)
 
     for members in groups(program, readers, is_member, lambda v: is_free(program, v), lambda m: _is_small(program, m)):
         computed = [v for v in members if not is_free(program, v)]
@@ -90,6 +94,16 @@ def _has_many_lookups(program: Program, members: list[int]) -> bool:
 def is_move(program: Program, v: int) -> bool:
     """Does the operator only move elements?"""
     return program.calls[v].function in MOVES and reads_tensors(program, v)
+
+
+def is_sum_of_few(program: Program, v: int) -> bool:
+    """Does it add up FEW_ADDENDS rows at most? Rows themselves are `fuse_reductions`' to add up."""
+    call = program.calls[v]
+    if call.function not in SUMS or not reads_tensors(program, v) or len(call.args) < 2 or not call.args[1]:
+        return False
+    x = program.value(call.args[0])
+    dims = {dim % x.dim() for dim in call.args[1]} if x.dim() else set()
+    return bool(dims) and x.dim() - 1 not in dims and 0 < prod(x.shape[dim] for dim in dims) <= FEW_ADDENDS
 
 
 def is_free(program: Program, v: int) -> bool:

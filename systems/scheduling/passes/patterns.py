@@ -18,6 +18,7 @@ NORMS = (aten.layer_norm.default, aten.rms_norm.default)
 SOFTMAXES = (aten.softmax.int, aten._softmax.default)
 GROUP_NORM = aten.group_norm.default
 SPLIT = aten.split_with_sizes.default
+SPLITS = (SPLIT, aten.split.Tensor)
 SUMS = (aten.mean.dim, aten.sum.dim_IntList)
 
 
