@@ -11,8 +11,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from systems.kernels import compiling
+from systems.kernels.attention import Attention, AttentionTile
 from systems.kernels.compiling import Job, compile_ahead, compile_for
 from systems.kernels.dense import Dense, DenseTile
+from systems.kernels.grouped import Grouped, GroupedTile
 from systems.kernels.product import Product
 from systems.kernels.separable import Separable, Tile
 
@@ -40,6 +42,17 @@ def product_job() -> Job:
     return Job.of(Product("ieee", tile), [torch.empty(2, 3, 32), torch.empty(16, 32), torch.empty(16), tickets])
 
 
+def attention_job() -> Job:
+    tile = AttentionTile(16, 16, 2)
+    return Job.of(Attention(0.5, True, "ieee", True, tile), [*torch.empty(3, 1, 2, 16, 16), None])
+
+
+def grouped_job() -> Job:
+    kernel = Grouped("silu", "tf32", GroupedTile(16, 16, 16, 4, 3), is_early=True)
+    weight, ends = torch.empty(4, 32, 16, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int32)
+    return Job.of(kernel, [weight[0], weight.transpose(1, 2), ends, torch.zeros(64, dtype=torch.int64)])
+
+
 def cubins(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.rglob("*.cubin"))
 
@@ -50,8 +63,10 @@ def test_processes_compile_each_kernel_into_the_cache(tmp_path: Path, monkeypatc
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(compiling, "FEW", 2)
-    compile_for(H100, [dense_job(16, depth=17), dense_job(16), separable_job(), product_job()])
-    assert cubins(tmp_path) == ["_dense.cubin", "_dense.cubin", "_separable.cubin"]
+    jobs = [dense_job(16, depth=17), dense_job(16), separable_job(), product_job(), attention_job(), grouped_job()]
+    compile_for(H100, jobs)
+    names = ["_attention", "_dense", "_dense", "_grouped", "_separable"]
+    assert cubins(tmp_path) == [f"{name}.cubin" for name in names]
 
 
 @pytest.mark.slow
@@ -88,7 +103,7 @@ def test_a_kernel_stays_the_same_when_torchinductor_sets_its_ptxas(tmp_path: Pat
 
 
 def test_a_job_travels_as_json() -> None:
-    jobs = [dense_job(16), dense_job(3, "ieee", torch.bfloat16), separable_job()]
+    jobs = [dense_job(16), dense_job(3, "ieee", torch.bfloat16), separable_job(), attention_job(), grouped_job()]
     converter = compiling._converter()
     assert converter.structure(json.loads(json.dumps(converter.unstructure(jobs))), list[Job]) == jobs
     x = jobs[1].shapes[0]

@@ -48,6 +48,7 @@ def test_it_measures_if_a_pass_that_runs_does() -> None:
         "fold_constants",
         "merge_equal",
         "fold_batch_norm",
+        "fold_scales",
         "widen_convolutions",
         "fuse_elementwise",
     }

@@ -25,7 +25,9 @@ NAMES = (
     "dense",
     "depthwise",
     "gemv",
+    "grouped",
     "placed",
+    "ordering",
     "pooled",
     "product",
     "attention",
@@ -52,7 +54,7 @@ def device_with_kernels(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     if request.param == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-        for name in ("sum", "max"):  # they were imported to be compiled
+        for name in ("sum", "max", "cumsum"):  # they were imported to be compiled
             monkeypatch.setattr(triton.language, name, triton.jit(getattr(triton.language, name).fn))
         for module in MODULES:
             monkeypatch.delitem(sys.modules, module, raising=False)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .kernel import Kernel, Launch, libraries
+from .kernel import Kernel, Launch, Written, libraries
 
 CODE = "cubin"  # the part of a compiled kernel that the GPU runs; the others are on the way to it
 
@@ -89,7 +89,7 @@ class Library:
         self.functions: dict[Any, Any] = {}  # of this library, by Triton's own
         self.compiled: dict[str, Any] = {}  # by key: all that was launched or compiled
 
-    def run(self, launch: Launch) -> Tensor:
+    def run(self, launch: Launch) -> Written:
         """Launch it on the current stream; returns what it writes."""
         self._own(launch.function)[launch.grid](*launch.arguments, **launch.options, **libraries())
         return launch.out
@@ -158,13 +158,17 @@ class Stored(Kernel):
     def is_compiled(self) -> bool:
         return True
 
+    @property
+    def is_grouped(self) -> bool:
+        return self.kernel.is_grouped
+
     def __str__(self) -> str:
         return str(self.kernel)
 
     def launch(self, *tensors: Tensor | None) -> Launch:
         return replace(self.kernel, is_early=self.is_early).launch(*tensors)
 
-    def __call__(self, *tensors: Tensor | None) -> Tensor:
+    def __call__(self, *tensors: Tensor | None) -> Written:
         return self.library.run(self.launch(*tensors))
 
     def compile(self, *tensors: Tensor | None) -> Any:

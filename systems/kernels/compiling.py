@@ -113,15 +113,18 @@ def _start(target: Any, jobs: Sequence[Job], environment: dict[str, str]) -> sub
 
 def _converter() -> Converter:
     """Of jobs to data for JSON and back."""
-    from .dense import Dense  # all import Triton
+    from .attention import Attention  # all import Triton
+    from .dense import Dense
     from .depthwise import Depthwise
     from .gemv import Gemv
+    from .grouped import Grouped
     from .placed import Placed
     from .pooled import Pooled
     from .product import Product
     from .separable import Separable
 
-    all_kernels: tuple[type[Kernel], ...] = (Dense, Depthwise, Gemv, Placed, Pooled, Product, Separable)
+    all_kernels: tuple[type[Kernel], ...]
+    all_kernels = (Attention, Dense, Depthwise, Gemv, Grouped, Placed, Pooled, Product, Separable)
     classes = {each.__name__: each for each in all_kernels}
     converter = Converter()
     converter.register_unstructure_hook(torch.dtype, lambda dtype: str(dtype).removeprefix("torch."))

@@ -10,11 +10,12 @@ from functools import cache
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+Written: TypeAlias = Tensor | tuple[Tensor, ...]  # by a launch
 EARLY_CAPABILITY = (9, 0)  # compute capability from which GPUs launch kernels early
 
 
@@ -32,14 +33,14 @@ class Launch:
         grid: blocks.
         arguments: of the function, in its order.
         options: of the launch, such as `num_warps`.
-        out: what the function writes.
+        out: what the function writes: a tensor, or several.
     """
 
     function: Any
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     options: dict[str, Any]
-    out: Tensor
+    out: Written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,11 @@ class Kernel(ABC):
         return f"opweave.{type(self).__name__.lower()}[{self}, code {self.code}]"
 
     @property
+    def is_grouped(self) -> bool:
+        """Does its third argument say where groups of the rows of its first one end?"""
+        return False
+
+    @property
     def is_compiled(self) -> bool:
         """Is it known to need no compiling?"""
         return False
@@ -72,8 +78,8 @@ class Kernel(ABC):
     def launch(self, *tensors: Tensor | None) -> Launch:
         """Its launch on these tensors. Each kernel says what they are."""
 
-    def __call__(self, *tensors: Tensor | None) -> Tensor:
-        """Launch it on the current stream; returns what it writes.
+    def __call__(self, *tensors: Tensor | None) -> Written:
+        """Launch it on the current stream; returns what it writes: a tensor, or several.
 
         Raises:
             Exception: what Triton raises where a tile takes more than a multiprocessor has.

@@ -96,6 +96,9 @@ def work(program: Program, v: int) -> tuple[int, int]:
     operations = 0
     if "scaled_dot_product" in name:  # the library's, or a kernel of our own
         operations = _attention(*(program.value(argument) for argument in call.args[:3]))
+    elif "grouped_mm" in name and len(written) == 1 and (weight := program.value(call.args[1])).dim() == 3:  # as those
+        rows = written[0].numel() // max(1, written[0].shape[-1])
+        operations = 2 * rows * weight[0].numel()  # each row by the weight of its group
     elif isinstance(call.function, torch._ops.OpOverload):
         operations = _counted(program, v)
     if not operations and ("conv" in name or name in PRODUCT_NAMES) and len(call.args) > 1:

@@ -1,7 +1,7 @@
 """Some operators of a program as a program of their own over random inputs, to measure them alone."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_structure
 from systems.base import Unsupported
 
 from .operator_graph import Operator, OperatorGraph
+from .patterns import GROUPED
 from .program import Call, Input, Output, Program
 
 Examples = dict[Any, list[Tensor]]
@@ -22,6 +23,15 @@ UNINITIALIZED = (
 )
 
 
+@runtime_checkable
+class MayGroup(Protocol):
+    """A function that may compute by groups of rows."""
+
+    @property
+    def is_grouped(self) -> bool:
+        """Does its third argument say where groups of the rows of its first one end?"""
+
+
 def part(
     program: Program,
     operators: Sequence[int],
@@ -31,8 +41,9 @@ def part(
 ) -> Program:
     """Some operators of `program`, with inputs in the place of all they read from the rest of it.
 
-    The part's outputs are those that the rest of the program reads. Floating-point inputs are random, others are zero, and
-    all have the strides that the program knows. Memory that an operator leaves uninitialized is an input too.
+    The part's outputs are those that the rest of the program reads. Floating-point inputs are random, others are zero, but
+    for the ends of groups of rows, which are equally long; all have the strides that the program knows. Memory that an
+    operator leaves uninitialized is an input too.
 
     Invariant: within one part no two inputs share memory.
 
@@ -80,6 +91,7 @@ def part(
         return inputs[argument]
 
     calls = [program.calls[v].map(inside) for v in operators]
+    spread_groups(calls, examples)
     graph = OperatorGraph(
         [Operator(i, program.graph.operators[v].name, program.graph.operators[v].target) for i, v in enumerate(operators)],
         [[place[u] for u in program.graph.predecessors[v] if is_inside(u)] for v in operators],
@@ -87,6 +99,24 @@ def part(
     final = program.kept_operators()
     outputs = [Output(place[v]) for v in operators if v in final or any(r not in place for r in program.graph.successors[v])]
     return Program(graph, calls, outputs, tree_structure([0] * len(outputs)), tuple(examples))
+
+
+def spread_groups(calls: Sequence[Call], examples: list[Tensor]) -> None:
+    """Make inputs that say where groups of rows end those of groups that are equally long: empty ones would cost nothing."""
+
+    def num_dimensions(argument: Any) -> int:
+        value = calls[argument.operator].produces if isinstance(argument, Output) else argument
+        value = examples[value.index] if isinstance(value, Input) else value
+        return value.dim() if isinstance(value, Tensor) else 0
+
+    for call in calls:
+        is_grouped = call.function is GROUPED or (isinstance(call.function, MayGroup) and call.function.is_grouped)
+        if not is_grouped or len(call.args) < 3 or list(map(num_dimensions, call.args[:2])) != [2, 3]:
+            continue
+        if isinstance(ends := call.args[2], Input):
+            like = examples[ends.index]
+            numbers = torch.arange(1, len(like) + 1, dtype=torch.int64, device=like.device)
+            examples[ends.index] = (numbers * call.produces.shape[0] // len(like)).to(like.dtype)
 
 
 def alone(name: str, target: str, call: Call, examples: Sequence[Tensor]) -> Program:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from conf.text import first_line
 from systems.kernels.kernel import Kernel
-from systems.scheduling.graph.part import alone, example
+from systems.scheduling.graph.part import alone, example, part, spread_groups
 from systems.scheduling.graph.patterns import users
 from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import without
@@ -62,11 +62,31 @@ def is_plain(tensor: Tensor) -> bool:
     return tensor.dim() == 4 and tensor.dtype in DTYPES and tensor.numel() > 0 and last < 2**31
 
 
+class Place(Protocol):
+    """Operators that a kernel may stand for, in the order of capture."""
+
+    @property
+    def operators(self) -> tuple[int, ...]: ...
+
+
+SomePlace = TypeVar("SomePlace", bound=Place)
+
+
+def by_signature(program: Program, places: Iterable[SomePlace]) -> dict[str, list[SomePlace]]:
+    """Equal places together, in the order of capture, by the signatures of their operators."""
+    equal: dict[str, list[SomePlace]] = {}
+    for place in places:
+        separate = part(program, place.operators)
+        equal.setdefault("; ".join(separate.signature(i) for i in range(len(place.operators))), []).append(place)
+    return equal
+
+
 def kernel_alone(program: Program, call: Call, device: torch.device) -> Program:
     """The kernel as a program, over inputs of its own."""
     references = list(dict.fromkeys(a for a in call.leaves() if isinstance(a, Output | Input)))
     examples = [example(program.value(a), device) for a in references]
     moved = call.map(lambda a: Input(references.index(a)) if isinstance(a, Output | Input) else a)
+    spread_groups([moved], examples)
     return alone("triton", target_of(call), moved, examples)
 
 

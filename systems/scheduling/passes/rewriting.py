@@ -14,6 +14,7 @@ from .context import Context, Rewritten
 from .drop_copies import drop_copies
 from .fold_batch_norm import fold_batch_norm
 from .fold_constants import fold_constants
+from .fold_scales import fold_scales
 from .fuse_concatenations import fuse_concatenations
 from .fuse_convolution import fuse_convolution
 from .fuse_elementwise import fuse_elementwise
@@ -29,9 +30,11 @@ from .merge_linears import merge_linears
 from .reorder_rows import reorder_rows
 from .replace_bags import replace_bags
 from .select_attention import select_attention
+from .select_grouped import select_grouped
 from .select_kernels import select_kernels
 from .select_norms import select_norms
 from .select_products import select_products
+from .select_sorts import select_sorts
 from .widen_convolutions import widen_convolutions
 
 
@@ -66,6 +69,7 @@ PASSES = (
     Pass(fold_constants, ("fold_constants",), measures=False),
     Pass(merge_equal, ("merge_equal",), measures=False),
     Pass(fold_batch_norm, ("fold_batch_norm",), measures=False),
+    Pass(fold_scales, ("fold_scales",), measures=False),  # before what changes how queries lie
     Pass(widen_convolutions, ("widen_convolutions",), measures=False),
     Pass(merge_linears, ("merge_linears",)),  # before all that look at strides, which it changes
     Pass(merge_convolutions, ("merge_convolutions",)),  # as that
@@ -74,6 +78,8 @@ PASSES = (
     Pass(make_contiguous, ("make_contiguous",)),  # as that
     Pass(drop_copies, ("drop_copies",)),  # as that
     Pass(select_products, ("select_products",)),
+    Pass(select_grouped, ("select_grouped",)),
+    Pass(select_sorts, ("select_sorts",)),
     Pass(select_norms, ("select_norms",)),
     Pass(select_attention, ("select_attention",)),
     Pass(fuse_convolution, ("fuse_convolution",)),

@@ -9,7 +9,7 @@ from systems.scheduling.graph.rewrite import Replacement, replace
 
 from .attention_places import AttentionPlace, attention_places
 from .context import Context, Rewritten, fastest
-from .own_kernels import SEPARATE, compile_unmeasured, has_kernels, milliseconds_of, num_cores, target_of
+from .own_kernels import SEPARATE, by_signature, compile_unmeasured, has_kernels, milliseconds_of, num_cores, target_of
 from .patterns import shape_of
 
 LIBRARY = "library"
@@ -32,11 +32,7 @@ def select_attention(program: Program, context: Context) -> Rewritten:
         return program, []
     from systems.kernels.attention import LARGEST_HEAD  # imports Triton
 
-    equal_by_signature: dict[str, list[AttentionPlace]] = {}
-    for place in attention_places(program, LARGEST_HEAD):
-        captured = part(program, place.operators)
-        signature = "; ".join(captured.signature(i) for i in range(len(place.operators)))
-        equal_by_signature.setdefault(signature, []).append(place)
+    equal_by_signature = by_signature(program, attention_places(program, LARGEST_HEAD))
     own_by_signature = {signature: _own(program, equal[0]) for signature, equal in equal_by_signature.items()}
     compile_unmeasured(program, (call for own in own_by_signature.values() for call in own.values()), context)
     replacements: list[Replacement] = []
