@@ -23,6 +23,7 @@ from systems.training.restore import attributes_kept, held_tensors, held_values_
 
 from .effects import written
 from .examples import stand_ins
+from .fast_attention import fast_attention
 from .repetition import repeats_itself
 
 LOGGERS = ("torch.export", "torch.fx", "torch._subclasses")
@@ -55,6 +56,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
             quiet(),
             _without_partial_graph(),
             torch.no_grad(),
+            fast_attention(),
             attributes_kept(module) as changes,
             _looked_at(module, changes.look),
             held_values_kept(module),

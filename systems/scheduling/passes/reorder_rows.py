@@ -46,8 +46,9 @@ class _Reordered:
 def reorder_rows(program: Program, context: Context) -> Rewritten:
     """Let a product read its rows in the order in which others read its result, and leave out copies around it.
 
-    `nn.MultiheadAttention` has the sequence first inside, and its callers the batch. So it copies tokens before its
-    products, and queries, keys and values behind them. A product computes each row alone, in whichever order they come.
+    Off its fast path `nn.MultiheadAttention` has the sequence first inside, and its callers the batch. So it copies tokens
+    before its products, and queries, keys and values behind them. A product computes each row
+    alone, in whichever order they come.
 
     Invariants:
         - The rows and what is read of them are the same; a row is computed as before.
