@@ -18,12 +18,14 @@ from .effects import READERS_AT_AN_OFFSET, DrawAfter, draws, is_view
 from .exporting import export, unschedulable
 from .operator_graph import Operator, OperatorGraph
 from .partial_writes import with_partial_writes
-from .patterns import VIEW
+from .patterns import GROUPED, VIEW
 from .program import Call, Input, Output, Program
 from .write_back import write_back
 
 # Operators that compute nothing: export leaves these checks behind, of shapes and values that capture has fixed.
 ASSERTIONS = ("aten._assert", "aten._assert_async", "aten._assert_scalar", "aten._assert_tensor_metadata")
+TRACED_EXPERTS = "transformers::grouped_mm_fallback"
+GROUPED_CAPABILITY = (8, 0)  # compute capability from which PyTorch has grouped products
 
 
 def capture(module: nn.Module, inputs: tuple[Tensor, ...]) -> Program:
@@ -167,7 +169,8 @@ def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...],
 
     Export replaces batch_norm by its native kernel. In eager execution batch_norm chooses, and cuDNN's is faster on some
     shapes. Export of torch 2.11 copies a number of the host to a part of a GPU's tensor, where eager execution fills the
-    part. No CUDA Graph holds such a copy.
+    part. No CUDA Graph holds such a copy. A trace takes a function of transformers' own for a layer of experts that is not
+    of bfloat16, where eager execution takes PyTorch's.
     """
     if node.target is torch.ops.aten._native_batch_norm_legit_no_training.default and _only_first_output(node):
         x, weight, bias, mean, variance, momentum, epsilon = node.args
@@ -175,7 +178,15 @@ def _as_executed(node: fx.Node) -> tuple[torch._ops.OpOverload, tuple[Any, ...],
         return torch.ops.aten.batch_norm.default, args, {}
     if node.target is torch.ops.aten.copy.default and _is_number_of_host(node):
         return torch.ops.aten.fill.Tensor, node.args[:2], {}
+    if node.target._schema.name == TRACED_EXPERTS and _has_grouped_products(node):  # type: ignore[union-attr]
+        return GROUPED, (*node.args, *node.kwargs.values()), {}
     return node.target, node.args, dict(node.kwargs)  # type: ignore[return-value]
+
+
+def _has_grouped_products(experts: fx.Node) -> bool:
+    """Has PyTorch grouped products for where these experts are?"""
+    device = experts.args[1].meta["val"].device  # type: ignore[union-attr]
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= GROUPED_CAPABILITY
 
 
 def _is_number_of_host(copy: fx.Node) -> bool:
