@@ -136,6 +136,7 @@ class Worker:
             import_ahead(cell.model)
         module, _, name = plan(cell.runner).composition.session.partition(":")
         session: Session = getattr(import_module(module_name(module)), name)(cell, self.visible_device, phases)
+        give_back()  # of a model that was converted, its fp32 weights: libraries with allocators of their own may need it
         return session
 
     def _check(self, command: messages.Check) -> Answer:
