@@ -79,6 +79,12 @@ def test_every_sampled_call_is_kept_and_no_other() -> None:
     assert part.host == describe(part.host_ms) and part.device is None
 
 
+def test_samples_are_whole_nanoseconds() -> None:
+    """A float of seconds since the machine was started has digits that no clock tells, and each takes room in a record."""
+    for milliseconds in sample(Counted(lambda: time.sleep(1e-4)), "cpu", 20):
+        assert milliseconds == round(milliseconds * 1e6) / 1e6 >= 0.1
+
+
 def test_more_samples_than_the_usual_bound_are_taken_where_they_are_asked() -> None:
     assert len(sample(lambda: None, "cpu", MOST_CALLS + 100, 0.3)) == MOST_CALLS + 100
 

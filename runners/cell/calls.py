@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from statistics import median
-from time import perf_counter
+from time import perf_counter, perf_counter_ns
 
 WINDOW = 10  # calls
 STEADY = 0.02  # two windows' medians this close: warm
@@ -21,15 +21,18 @@ def synchronize(device: str) -> None:
 
 
 def sample(call: Call, device: str, least: int, seconds: float = 0.0, most: int = MOST_CALLS) -> list[float]:
-    """Host milliseconds of each of at least `least` calls; more, up to `most`, until `seconds` have passed."""
+    """Host milliseconds of each of at least `least` calls; more, up to `most`, until `seconds` have passed.
+
+    Each is a whole number of nanoseconds, as the clock has them.
+    """
     times_ms: list[float] = []
     synchronize(device)
     begin = perf_counter()
     while len(times_ms) < least or (len(times_ms) < most and perf_counter() - begin < seconds):
-        start = perf_counter()
+        start = perf_counter_ns()
         call()
         synchronize(device)
-        times_ms.append((perf_counter() - start) * 1e3)
+        times_ms.append((perf_counter_ns() - start) / 1e6)
     return times_ms
 
 

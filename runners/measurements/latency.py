@@ -16,6 +16,7 @@ from .base import DASH, Column, Measurement, Part, Row, number_or_dash
 from .subject import Subject
 
 LONG_ENOUGH_S = 0.3  # short calls are sampled more often than asked for
+NANOSECOND = 6  # decimal places of a millisecond; a GPU's events tell half a microsecond apart
 WIDE = 0.1  # a spread (p90 - p10) / median above this is a doubt
 
 
@@ -61,7 +62,7 @@ def _device_ms(call: Call, samples: int) -> list[float]:
         call()
         end.record()
         end.synchronize()
-        times_ms.append(start.elapsed_time(end))
+        times_ms.append(round(start.elapsed_time(end), NANOSECOND))
     return times_ms
 
 
