@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.activations import NewGELUActivation
+from transformers.pytorch_utils import Conv1D
 from triton_cases import ACTS, acts, dense_kernels, device_with_kernels, favour
 
 from systems.profiling.intensity import work
@@ -267,13 +269,43 @@ def test_a_product_takes_in_the_activation_that_alone_reads_it(device: str, num_
     cost = favour("opweave.gemv" if num_rows == 1 else "opweave.product")
     program, _ = select_products.select_products(program, Context(cost, cost))
     own = [operator.target for operator in program.graph.operators if operator.target.startswith("opweave")]
-    afters = [next((after for after in ("gelu", "sigmoid") if f"[after {after}, " in target), "none") for target in own]
-    assert afters == ["gelu", "none", "sigmoid", "none"]
+    afters = [
+        next((after for after in ("gelu", "sigmoid", "gelu_tanh") if f"[after {after}, " in target), "none")
+        for target in own
+    ]
+    assert afters == ["gelu", "none", "sigmoid", "gelu_tanh"]
     assert sum(work(program, v)[0] for v in range(len(program.graph)) if "opweave" in program.graph.operators[v].target) == (
         4 * 2 * num_rows * 32 * 32
     )
     with torch.no_grad():
         torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-4, atol=1e-4)
+
+
+class Transposed(nn.Module):
+    """GPT-2's perceptron: products of matrices with views around them, and GELU written in eight operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Conv1D(64, 32), Conv1D(32, 64)
+        self.activation = NewGELUActivation()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.activation(self.first(x)))
+        return y
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_a_product_takes_in_an_activation_of_several_operators(device: str, num_rows: int) -> None:
+    torch.manual_seed(0)
+    module, x = Transposed().eval().to(device), torch.randn(1, num_rows, 32, device=device)
+    with torch.no_grad():
+        program = capture(module, (x,))
+    cost = favour("opweave.gemv" if num_rows == 1 else "opweave.product")
+    program, decisions = select_products.select_products(program, Context(cost, cost))
+    names = [operator.name for operator in program.graph.operators]
+    assert names == ["view", "addmm", "view", "addmm", "view"] and decisions[0].pattern.endswith("then gelu_tanh")
+    with torch.no_grad():
+        torch.testing.assert_close(program.run((x,))[0], module(x), rtol=1e-3, atol=1e-3)
 
 
 class Followed(nn.Module):

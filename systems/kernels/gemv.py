@@ -54,7 +54,7 @@ def gemv(
         eps: of the norm.
         PADDED: the least power of two that is no smaller than WIDTH.
         ROWS, COLUMNS: of a Strip.
-        AFTER: one of ACTIVATIONS, or gelu_tanh.
+        AFTER: one of ACTIVATIONS.
         IS_EARLY: launched while the kernel before it ends.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -90,11 +90,7 @@ def gemv(
     result = tl.sum(sums, axis=1)
     if bias is not None:
         result += tl.load(bias + row, mask=is_row, other=0.0).to(tl.float32)
-    if AFTER == "gelu_tanh":
-        inner = 0.7978845608028654 * (result + 0.044715 * result * result * result)
-        result = result / (1.0 + tl.exp(-2.0 * inner))
-    else:
-        result = activated(result, AFTER)
+    result = activated(result, AFTER)
     if addend is not None:
         result += tl.load(addend + row, mask=is_row, other=0.0).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=is_row)

@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language.target_info import cuda_capability_geq
 
 IS_INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
-ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hardswish", "gelu")
+ACTIVATIONS = ("none", "relu", "relu6", "silu", "sigmoid", "hardswish", "gelu", "gelu_tanh", "quick_gelu")
 
 
 @triton.jit
@@ -31,6 +31,10 @@ def activated(x, name: tl.constexpr):
         x = x * _between_0_and_6(x + 3.0) / 6.0
     elif name == "gelu":
         x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif name == "gelu_tanh":
+        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
+    elif name == "quick_gelu":
+        x = x / (1.0 + tl.exp(-1.702 * x))
     return x
 
 

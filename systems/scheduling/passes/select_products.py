@@ -13,14 +13,14 @@ from systems.scheduling.decision import Decision
 from systems.scheduling.graph.derived import Derived
 from systems.scheduling.graph.effects import is_view
 from systems.scheduling.graph.part import part
-from systems.scheduling.graph.patterns import ADDITION, only_user, users
+from systems.scheduling.graph.patterns import ADDITION, users
 from systems.scheduling.graph.program import Call, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
+from .activations import Activation, activation_of
 from .context import Context, Rewritten, fastest
 from .own_kernels import (
     DTYPES,
-    activation,
     compile_unmeasured,
     has_kernels,
     milliseconds_of,
@@ -59,9 +59,9 @@ def select_products(program: Program, context: Context) -> Rewritten:
           products, as precise as the library's. The weight then lies in memory twice more.
         - one by the name of its strip, for a single row: it reads the weight as fast as memory gives it.
 
-    A kernel of our own computes the activation that alone reads the product. What it is held against is the library's
-    product with that activation, where products alone read it in turn; else the activation may cost nothing, as part of
-    another kernel.
+    A kernel of our own computes the activation that alone reads the product, also one that is written in several operators,
+    as GPT-2's. What it is held against is the library's product with that activation, where products alone read it in turn;
+    else the activation may cost nothing, as part of another kernel.
 
     Invariants:
         - Equal products are measured once, alone, and treated alike.
@@ -115,18 +115,18 @@ class _Place:
     """A product, and the activation that alone reads it.
 
     Args:
-        activation: its operator; None where there is none.
+        activation: None where there is none.
         is_apart: it is a kernel of its own, where the library computes the product.
     """
 
     product: Product
-    activation: int | None
+    activation: Activation | None
     is_apart: bool
 
     @property
     def operators(self) -> tuple[int, ...]:
         """What a kernel of our own replaces, in the order of capture."""
-        return (self.product.operator,) if self.activation is None else (self.product.operator, self.activation)
+        return (self.product.operator, *(self.activation.operators if self.activation is not None else ()))
 
     @property
     def counted(self) -> tuple[int, ...]:
@@ -134,11 +134,9 @@ class _Place:
         return self.operators if self.is_apart else (self.product.operator,)
 
 
-def _place(program: Program, readers: Sequence[list[int]], p: Product) -> _Place:
-    reader = only_user(readers[p.operator])
-    if reader is None or activation(program, reader) is None:
-        return _Place(p, None, is_apart=False)
-    return _Place(p, reader, _do_products_read(program, readers, reader))
+def _place(program: Program, readers: list[list[int]], p: Product) -> _Place:
+    found = activation_of(program, readers, p.operator)
+    return _Place(p, found, found is not None and _do_products_read(program, readers, found.operators[-1]))
 
 
 def _do_products_read(program: Program, readers: Sequence[list[int]], v: int) -> bool:
@@ -166,9 +164,8 @@ class _Own:
 
 def _own(program: Program, place: _Place, layouts: _Layouts) -> dict[str, _Own]:
     """By the names of their tiles; none where no kernel of our own takes the product."""
-    p, produces = place.product, program.calls[place.operators[-1]].produces
-    x, after = program.value(p.x), "none" if place.activation is None else activation(program, place.activation)
-    assert after is not None
+    p, produces = place.product, program.calls[place.product.operator].produces
+    x, after = program.value(p.x), "none" if place.activation is None else place.activation.name
     if not has_kernels(program.device) or not all(map(_is_plain, (x, produces))) or p.weight.numel() >= 2**31:
         return {}
     if p.bias is not None and not p.bias.is_contiguous():
@@ -292,5 +289,5 @@ def _pattern(program: Program, place: _Place) -> str:
     """In words: "1x128x768, weight 3072x768, with bias, then gelu"."""
     p = place.product
     bias = ", with bias" if p.bias is not None else ""
-    after = f", then {program.graph.operators[place.counted[-1]].name}" if place.is_apart else ""
+    after = f", then {place.activation.name}" if place.is_apart and place.activation is not None else ""
     return f"{shape_of(program.value(p.x))}, weight {shape_of(p.weight)}{bias}{after}"
