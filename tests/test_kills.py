@@ -184,7 +184,7 @@ def workers(sweep: "subprocess.Popen[str]") -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         for process in psutil.Process(sweep.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
-                is_worker = process.cmdline()[2:3] == ["runners.cell.worker"]
+                is_worker = "runners.cell.worker" in process.cmdline()[:4]  # python -P -m MODULE
                 processes += [process] if is_worker and process.parent() not in processes else []
     return processes
 
@@ -208,6 +208,7 @@ def test_a_worker_that_is_ended_at_any_moment_costs_its_cell_alone(
                     new[0].send_signal(number)
                     sent += 1
             time.sleep(0.005)
+        assert known
         messages = ended(process, folder)
         records = Store(folder / "r").read().records.values()
         assert len(records) == 6 and process.returncode == int(any(not r.is_ok for r in records)), messages
