@@ -88,7 +88,9 @@ def from_graph(graph: fx.Graph, references: list[Any], output_spec: Any, inputs:
         elif str(node.target.overloadpacket) in ASSERTIONS and not node.users:
             continue
         elif _is_dropout(node) or (
-            _is_copy(node) and node not in returned and isinstance(environment[node.args[0]], Output)
+            _is_copy(node)
+            and node not in returned
+            and (isinstance(environment[node.args[0]], Output) or _is_of_the_code(node.args[0]))
         ):
             environment[node] = environment[node.args[0]]
         elif node in unneeded:
@@ -248,6 +250,11 @@ def _is_copy(node: fx.Node) -> bool:
         return False
     is_dense = is_non_overlapping_and_dense_or_false(node.args[0].meta["val"])  # type: ignore[union-attr]
     return is_dense and not _is_read_at_an_offset(node)
+
+
+def _is_of_the_code(node: Any) -> bool:
+    """Is it a tensor that export has made of numbers in the model's code? torch 2.11 copies it before each use."""
+    return node.op == "placeholder" and "lifted_tensor" in node.name
 
 
 def _is_dropout(node: fx.Node) -> bool:
