@@ -160,6 +160,7 @@ def test_other_threads_take_their_own_way() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_a_capture_runs_the_kernels_of_eager_execution(dtype: torch.dtype) -> None:
     def kernels(call: Callable[[], object]) -> list[str]:
