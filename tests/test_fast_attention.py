@@ -96,6 +96,14 @@ def test_the_capture_is_plain_where_eager_execution_takes_its_fast_path(options:
     (agrees if is_plain else agrees_but_for_strides)(module, program, x)
 
 
+@pytest.mark.parametrize("shape", [(0, 6), (3, 0), (1, 1)])
+def test_a_batch_may_be_of_any_size(shape: tuple[int, int]) -> None:
+    module, x = Attends(batch_first=True).eval(), torch.randn(*shape, FEATURES)
+    program = capture(module, (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(tuple(program.run((x,))), module(x))
+
+
 def test_a_head_that_fused_kernels_do_not_take_is_captured_as_traced() -> None:
     """Eager execution calls the fast path, which then computes scores, as the trace does not."""
     torch.manual_seed(0)

@@ -69,7 +69,7 @@ def _is_fast(
 
 def _attend(self: nn.MultiheadAttention, x: Tensor) -> Tensor:
     """[batch, sequence, features] to the same."""
-    heads = (x.shape[0], -1, self.num_heads, self.head_dim)
+    heads = (*x.shape[:2], self.num_heads, self.head_dim)
     parts = linear(x, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
     query, key, value = (part.view(heads).transpose(1, 2) for part in parts)
     attended = scaled_dot_product_attention(query, key, value)
