@@ -89,6 +89,12 @@ KEPT: dict[str, Callable[..., object]] = {
     "scores would change their sign": lambda p, x: attention(heads(p["a"](x) * -2), heads(x), heads(x)),
     "nothing is left": lambda p, x: attention(heads(p["a"](x) * 0), heads(x), heads(x)),
     "it lies otherwise": lambda p, x: attention(x.expand(2, 2, 6, 16) * 2, x[None], x[None]),
+    "its memory is read at a place": lambda p, x: attention(
+        (heads(p["a"](x))[1:] * 2).as_strided((1, 2, 6, HEAD), (96, 8, 16, 1), 0), heads(x)[:1], heads(x)[:1]
+    ),
+    "its bits are read": lambda p, x: attention(
+        heads(x.double() * 2).view(torch.float32), y := heads(x).repeat(1, 1, 1, 2), y
+    ),
     "something comes between": lambda p, x: attention(heads((p["a"](x) * 2).relu()), heads(x), heads(x)),
 }
 

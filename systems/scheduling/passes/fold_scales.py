@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 
 from systems.scheduling.decision import Decision
-from systems.scheduling.graph.effects import is_view
+from systems.scheduling.graph.effects import READERS_AT_AN_OFFSET, is_view
 from systems.scheduling.graph.operator_graph import OperatorGraph
 from systems.scheduling.graph.patterns import COPIES, only_user, users
 from systems.scheduling.graph.program import Call, Input, Output, Program
@@ -21,6 +21,8 @@ from .patterns import name_operators
 aten = torch.ops.aten
 TIMES, OVER = (aten.mul.Tensor, aten.mul.Scalar), (aten.div.Tensor, aten.div.Scalar)
 Source: TypeAlias = Output | Input  # of what is multiplied
+# What is multiplied lies elsewhere than the product, and its bits are others.
+READERS_OF_BITS = (*READERS_AT_AN_OFFSET, aten.view.dtype)
 FACTORS = (0, 1)  # the places of queries and keys among the arguments: each multiplies scores
 
 
@@ -88,7 +90,7 @@ def _multiplications(
         reader, call = argument.operator, program.calls[argument.operator]
         if (found := _multiplication(program, reader)) is not None:
             yield reader, *found
-        elif not is_view(call.function) and call.function not in COPIES:
+        elif call.function in READERS_OF_BITS or not (is_view(call.function) or call.function in COPIES):
             return
         argument = call.args[0]
 
