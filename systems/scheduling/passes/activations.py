@@ -46,10 +46,10 @@ def activation_of(program: Program, readers: list[list[int]], v: int) -> Activat
         if (name := activation(program, reader)) is not None:
             return Activation((reader,), name)
         if program.calls[reader].function is VIEW:
-            found = _written_out(program, readers, reader)
-            if found is None or not all(u >= 0 and program.calls[u].function is VIEW for u in readers[found.operators[-1]]):
+            inner = _written_out(program, readers, reader)
+            if inner is None or not all(u >= 0 and program.calls[u].function is VIEW for u in readers[inner.operators[-1]]):
                 return None
-            return Activation((reader, *found.operators), found.name)
+            return Activation((reader, *inner.operators), inner.name)
     return _written_out(program, readers, v)
 
 

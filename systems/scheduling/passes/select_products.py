@@ -135,8 +135,8 @@ class _Place:
 
 
 def _place(program: Program, readers: list[list[int]], p: Product) -> _Place:
-    found = activation_of(program, readers, p.operator)
-    return _Place(p, found, found is not None and _do_products_read(program, readers, found.operators[-1]))
+    after = activation_of(program, readers, p.operator)
+    return _Place(p, after, after is not None and _do_products_read(program, readers, after.operators[-1]))
 
 
 def _do_products_read(program: Program, readers: Sequence[list[int]], v: int) -> bool:

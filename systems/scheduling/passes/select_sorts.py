@@ -9,7 +9,7 @@ from torch import Tensor
 
 from systems.scheduling.decision import Decision
 from systems.scheduling.graph.part import UNINITIALIZED, part
-from systems.scheduling.graph.patterns import CAST, only_user, users
+from systems.scheduling.graph.patterns import is_cast, only_user, users
 from systems.scheduling.graph.program import Call, Input, Output, Program
 from systems.scheduling.graph.rewrite import Replacement, replace
 
@@ -159,7 +159,7 @@ def _ends(program: Program, readers: list[list[int]], v: int) -> SortPlace | Non
     if (first, last) != (0, bins - 1) or bins < 2 or not isinstance(x, Output | Input):
         return None
     operators = [counts.operator, v]
-    if isinstance(x, Output) and program.calls[x.operator].function is CAST:
+    if isinstance(x, Output) and is_cast(program.calls[x.operator]):
         copied, kept = program.calls[x.operator].args[0], program.value(x).dtype in (*INTEGERS, torch.float32, torch.float64)
         if kept and isinstance(copied, Output | Input) and _is_line(program.value(copied)):
             if only_user(readers[x.operator]) == counts.operator:
