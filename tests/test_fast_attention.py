@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from drawing import examples
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from rewriting import agrees, names
+from rewriting import Function, agrees, names
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import models
 from systems.base import Unsupported
@@ -23,29 +25,43 @@ PLAIN = ["linear", "split", *["view", "transpose"] * 3, "scaled_dot_product_atte
 FEATURES, HEADS = 32, 4
 
 
+MASKS: dict[str, Callable[[torch.Size], dict[str, Tensor]]] = {  # of [batch, sequence], or of [sequence]
+    "none": lambda rows: {},
+    "attention": lambda rows: {"attn_mask": torch.ones(rows[-1], rows[-1], dtype=torch.bool).triu(1)},
+    "padding": lambda rows: {"key_padding_mask": torch.arange(rows[-1]).expand(rows) > 2},
+    "both": lambda rows: MASKS["attention"](rows) | MASKS["padding"](rows),
+    "of heads": lambda rows: {
+        "attn_mask": torch.arange(rows[0] * HEADS * rows[-1] ** 2).view(-1, rows[-1], rows[-1]) % 5 == 1
+    },
+    "of all": lambda rows: {"key_padding_mask": torch.ones(rows, dtype=torch.bool)},
+    "of numbers": lambda rows: {"attn_mask": torch.ones(rows[-1], rows[-1]).triu(1)},
+}
+
+
 class Attends(nn.Module):
     """Attention of what it computes, so that a trace knows that queries, keys and values are one tensor."""
 
     def __init__(
-        self, heads: int = HEADS, is_self: bool = True, mask: str = "none", need_weights: bool = False, **options: object
+        self,
+        heads: int = HEADS,
+        is_self: bool = True,
+        mask: str = "none",
+        need_weights: bool = False,
+        average_attn_weights: bool = True,
+        **options: object,
     ):
         super().__init__()
         torch.manual_seed(0)
         options = {name: value for name, value in options.items() if name not in ("is_batched", "is_training")}
         self.attention = nn.MultiheadAttention(FEATURES, heads, **options)  # type: ignore[arg-type]
-        self.is_self, self.mask, self.need_weights = is_self, mask, need_weights
+        self.is_self, self.mask = is_self, mask
+        self.weights = {"need_weights": need_weights, "average_attn_weights": average_attn_weights}
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor) -> tuple[Tensor | None, ...]:
         y = x * 2
         other = y if self.is_self else x * 3
         rows = (x if self.attention.batch_first or x.dim() == 2 else x.transpose(0, 1)).shape[:-1]
-        masks: dict[str, Tensor] = {}
-        if self.mask == "attention":
-            masks["attn_mask"] = torch.ones(rows[-1], rows[-1], dtype=torch.bool).triu(1)
-        elif self.mask == "padding":
-            masks["key_padding_mask"] = torch.arange(rows[-1]).expand(rows) > 2
-        out, weights = self.attention(y, other, other, need_weights=self.need_weights, **masks)
-        return (out, weights) if self.need_weights else (out,)
+        return self.attention(y, other, other, **self.weights, **MASKS[self.mask](rows))  # type: ignore[no-any-return]
 
 
 def calls_fast_path(module: nn.Module, x: Tensor) -> bool:
@@ -55,10 +71,16 @@ def calls_fast_path(module: nn.Module, x: Tensor) -> bool:
     return called.called
 
 
-def agrees_but_for_strides(module: nn.Module, program: Program, x: Tensor) -> None:
-    """A fast path that computes scores returns contiguous tensors, and the trace of the slow path a view."""
+def runs_as_eager(module: nn.Module, *inputs: Tensor) -> Program:
+    """The captured program, once it has returned what the module returns, with the strides that it is planned with."""
+    program = capture(module, inputs)
     with torch.no_grad():
-        torch.testing.assert_close(tuple(program.run((x,))), module(x), check_stride=False)
+        returned, expected = program.run(inputs), tree_leaves(module(*inputs))
+    torch.testing.assert_close(returned, expected, equal_nan=True)
+    planned = [program.value(reference) for reference in program.outputs]
+    for each in (returned, planned):
+        assert [x.stride() for x in each if x is not None] == [x.stride() for x in expected if x is not None]
+    return program
 
 
 ALONE: dict[str, list[object]] = {
@@ -66,12 +88,13 @@ ALONE: dict[str, list[object]] = {
     "bias": [False],
     "add_bias_kv": [True],
     "add_zero_attn": [True],
-    "heads": [1, 2],
+    "heads": [1, 2, 8],
     "is_self": [False],
     "is_batched": [False],
     "is_training": [True],
-    "mask": ["attention", "padding"],
+    "mask": [*MASKS],
     "need_weights": [True],
+    "average_attn_weights": [False],
 }
 OPTIONS = st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in ALONE.items()})
 
@@ -85,32 +108,81 @@ def each_alone(test: Callable[..., None]) -> Callable[..., None]:
 
 @given(OPTIONS)
 @each_alone
+@example({"mask": "padding", "need_weights": True, "average_attn_weights": False})
 @examples(60)
 def test_the_capture_is_plain_where_eager_execution_takes_its_fast_path(options: dict[str, object]) -> None:
     assume(not {"bias", "add_bias_kv"} <= options.keys())  # PyTorch's module itself fails
+    assume(options.get("mask") != "of heads" or not {"heads", "is_batched"} & options.keys())  # it has another shape
     module = Attends(**{"batch_first": True, **options}).train("is_training" in options)  # type: ignore[arg-type]
     x = torch.randn(3, 6, FEATURES)[0 if "is_batched" in options else slice(None)]
-    is_plain = calls_fast_path(module, x) and not {"mask", "need_weights"} & options.keys()
-    program = capture(module, (x,))
-    assert (names(program)[-len(PLAIN) :] == PLAIN) == is_plain
-    (agrees if is_plain else agrees_but_for_strides)(module, program, x)
+    is_plain = calls_fast_path(module, x) and options.get("mask", "none") == "none" and "need_weights" not in options
+    assert (names(runs_as_eager(module, x))[-len(PLAIN) :] == PLAIN) == is_plain
 
 
+@pytest.mark.parametrize("options", [{}, {"need_weights": True}, {"mask": "attention"}, {"mask": "padding"}, {"heads": 8}])
+def test_a_caller_may_view_what_a_fast_path_returns(options: dict[str, Any]) -> None:
+    attends = Attends(batch_first=True, **options)
+    runs_as_eager(
+        Function(lambda parts, x: parts["a"](x)[0].view(len(x), -1), a=attends).eval(), torch.randn(3, 6, FEATURES)
+    )
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("shape", [(0, 6), (3, 0), (1, 1)])
-def test_a_batch_may_be_of_any_size(shape: tuple[int, int]) -> None:
-    module, x = Attends(batch_first=True).eval(), torch.randn(*shape, FEATURES)
-    program = capture(module, (x,))
-    with torch.no_grad():
-        torch.testing.assert_close(tuple(program.run((x,))), module(x))
+def test_a_batch_may_be_of_any_size(shape: tuple[int, int], need_weights: bool) -> None:
+    module = Attends(batch_first=True, need_weights=need_weights).eval()
+    runs_as_eager(module, torch.randn(*shape, FEATURES))
 
 
-def test_a_head_that_fused_kernels_do_not_take_is_captured_as_traced() -> None:
-    """Eager execution calls the fast path, which then computes scores, as the trace does not."""
+LAYER_MASKS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {  # from a mask [batch, sequence] of truths or numbers
+    "none": lambda mask: {},
+    "padding": lambda mask: {"src_key_padding_mask": mask},
+    "attention": lambda mask: {"src_mask": mask[:1].expand(mask.shape[1], -1)},
+    "both": lambda mask: {name: value for key in ("padding", "attention") for name, value in LAYER_MASKS[key](mask).items()},
+}
+
+
+@given(
+    st.sampled_from([*LAYER_MASKS]),
+    st.lists(st.sampled_from([0.0, -0.5, 1.0, -torch.inf]), min_size=18, max_size=18),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["relu", "gelu", torch.tanh]),
+)
+@example("padding", [0.0, -torch.inf, 1.0] * 6, False, False, False, "relu")
+@example("padding", [0.0, -torch.inf, 1.0] * 6, False, False, True, "relu")
+@example("padding", [0.0, -torch.inf, 1.0] * 6, False, False, False, torch.tanh)
+@example("attention", [-torch.inf] * 18, True, True, False, "gelu")
+@examples(60)
+def test_a_mask_of_a_layer_means_what_eager_execution_takes_it_for(
+    kind: str, numbers: list[float], is_logical: bool, is_first: bool, is_hooked: bool, activation: Any
+) -> None:
+    """Its fast path leaves out a key for each number but 0, and its slow one adds the number."""
     torch.manual_seed(0)
-    x, module = torch.randn(2, 5, FEATURES), Attends(heads=8, batch_first=True).eval()
-    program = capture(module, (x,))
-    assert calls_fast_path(module, x) and names(program)[-len(PLAIN) :] != PLAIN
-    agrees_but_for_strides(module, program, x)
+    layer = nn.TransformerEncoderLayer(FEATURES, HEADS, 64, 0.1, activation, batch_first=True, norm_first=is_first).eval()
+    if is_hooked:
+        layer.linear1.register_forward_hook(lambda *_: None)
+    mask = torch.tensor(numbers).view(3, 6)
+    module = Function(lambda parts, x, mask: parts["a"](x, **LAYER_MASKS[kind](mask)), a=layer).eval()
+    runs_as_eager(module, torch.randn(3, 6, FEATURES), mask != 0 if is_logical else mask)
+
+
+PADDING = torch.tensor([[False] * 6, [False] * 4 + [True] * 2, [False] + [True] * 5])
+
+
+@pytest.mark.parametrize("mask_check", [False, True])
+def test_an_encoder_that_packs_what_a_mask_leaves_is_refused(mask_check: bool) -> None:
+    layer = nn.TransformerEncoderLayer(FEATURES, HEADS, 64, batch_first=True)
+    encoder, x = nn.TransformerEncoder(layer, 2, mask_check=mask_check), torch.randn(3, 6, FEATURES)
+    module = Function(lambda parts, x, mask: parts["a"](x, src_key_padding_mask=mask), a=encoder).eval()
+    with pytest.raises(Unsupported, match=r"chooses by the data of src_key_padding_mask .*: set use_nested_tensor = False"):
+        capture(module, (x, PADDING))
+    with pytest.raises(Unsupported, match="src_key_padding_mask"):
+        capture(Function(lambda parts, x: parts["a"](x, src_key_padding_mask=PADDING), a=encoder).eval(), (x,))
+    runs_as_eager(Function(lambda parts, x: parts["a"](x), a=encoder).eval(), x)
+    encoder.use_nested_tensor = False
+    runs_as_eager(module, x, PADDING)
 
 
 @pytest.mark.parametrize("is_first", [False, True])
@@ -159,7 +231,7 @@ def test_other_threads_take_their_own_way() -> None:
     def call(who: str) -> None:
         seen[who] = calls_fast_path(module, x)
 
-    with fast_attention():
+    with fast_attention(module):
         call("own")
         other = threading.Thread(target=call, args=["other"])
         other.start()

@@ -32,7 +32,7 @@ def reordered(module: nn.Module, *inputs: Tensor) -> tuple[Program, list[Decisio
 
 def parts(forward: Callable[..., object]) -> Function:
     torch.manual_seed(0)
-    attention = {f"m{i}": nn.MultiheadAttention(8, 2, batch_first=i < 2) for i in range(3)}
+    attention = {f"m{i}": nn.MultiheadAttention(8, 1, batch_first=i < 2) for i in range(3)}
     return Function(forward, a=nn.Linear(8, 8), out=nn.Linear(8, 8), norm=nn.LayerNorm(8), **attention).eval()
 
 

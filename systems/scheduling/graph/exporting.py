@@ -56,7 +56,7 @@ def export(module: nn.Module, inputs: tuple[Tensor, ...], is_functional: bool = 
             quiet(),
             _without_partial_graph(),
             torch.no_grad(),
-            fast_attention(),
+            fast_attention(module),
             attributes_kept(module) as changes,
             _looked_at(module, changes.look),
             held_values_kept(module),
