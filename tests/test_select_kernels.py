@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given
+from drawing import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rewriting import DEVICES, Function, agrees, batch_norm, image, measuring, names
 from torch import Tensor, nn
@@ -172,6 +173,69 @@ def test_what_comes_in_channels_last_is_so_again(layouts: tuple[int, int]) -> No
     agrees(module, program, x)
     with torch.no_grad():
         assert program.run((x,))[0].stride() == module(x)[0].stride()
+
+
+def lies(tensors: list[Tensor]) -> list[list[int]]:
+    """Their strides, where a dimension has several elements: others say nothing of the memory."""
+    return [[stride for stride, size in zip(x.stride(), x.shape, strict=True) if size > 1] for x in tensors]
+
+
+STEPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "transposed": lambda x: x.transpose(2, 3),
+    "exchanged": lambda x: x.transpose(0, 1),
+    "joined": lambda x: torch.cat([x, x.mean(1, keepdim=True), x], 1),
+    "weighted": lambda x: x.mean((2, 3), keepdim=True) * x * x.mean(1, keepdim=True).sigmoid(),
+    "resized": lambda x: nn.functional.interpolate(x, scale_factor=2),
+}
+
+
+@given(
+    channels=st.lists(st.sampled_from([1, 3]), min_size=4, max_size=4),
+    steps=st.lists(st.sampled_from([*STEPS][:-1]), min_size=3, max_size=3),
+    kernel=st.sampled_from([1, 3]),
+    size=st.sampled_from([1, 4]),
+    preferred=st.sampled_from(["channels_last", "contiguous"]),
+)
+@example([1, 3, 3, 3], ["transposed", "none", "none"], 3, 4, "channels_last")
+@example([3, 1, 3, 3], ["none", "transposed", "none"], 1, 4, "channels_last")
+@example([3, 3, 3, 3], ["none", "transposed", "transposed"], 3, 4, "channels_last")
+@example([3, 3, 3, 3], ["none", "exchanged", "none"], 1, 1, "channels_last")
+@example([1, 3, 3, 3], ["none", "none", "none"], 3, 4, "channels_last")
+@example([3, 1, 3, 3], ["none", "joined", "none"], 3, 4, "channels_last")
+@example([3, 3, 3, 3], ["resized", "none", "none"], 3, 1, "channels_last")
+@examples(60)
+def test_what_is_selected_lies_as_planned_and_is_returned_as_in_eager_execution(
+    channels: list[int], steps: list[str], kernel: int, size: int, preferred: str
+) -> None:
+    """Also where images have one channel or one pixel, which suits both layouts, and where they suit none."""
+    parts: dict[str, nn.Module] = {}
+    x = y = torch.randn(3, channels[0], size, size + (size > 1))
+    for i, step in enumerate(steps):
+        y = STEPS[step](y)
+        parts[step + str(i)] = nn.Conv2d(y.shape[1], channels[i + 1], kernel, padding=kernel // 2)
+        y = parts[step + str(i)](y)
+
+    def forward(p: nn.ModuleDict, x: Tensor) -> list[Tensor]:
+        returned = []
+        for name, convolution in p.items():
+            returned.append(STEPS[name[:-1]](x).relu())
+            x = convolution(returned[-1])
+        return [*returned, x]
+
+    module = Function(forward, **parts).eval()
+    program, _ = select_kernels(capture(module, (x,)), measuring(prefers(preferred)))
+    values: list[Tensor] = []
+    with torch.no_grad():
+        returned, expected = program.run((x,), lambda _, value: values.append(value)), module(x)
+    torch.testing.assert_close(returned, expected)
+    assert lies(returned) == lies(expected)
+    assert lies(values) == lies([call.produces for call in program.calls])
+
+
+def test_an_image_that_lies_otherwise_is_not_the_same_in_both_layouts() -> None:
+    for x, dims in ((torch.empty(2, 1, 3, 4), (2, 3)), (torch.empty(2, 3, 1, 1), (0, 1))):
+        assert patterns.is_same_either_way(x) and not patterns.is_same_either_way(x.transpose(*dims))
 
 
 def test_each_kind_of_kernel_is_measured_once() -> None:

@@ -172,8 +172,8 @@ def is_product(x: Tensor, conv: Convolution) -> bool:
 
 
 def is_same_either_way(image: Tensor) -> bool:
-    """Has it one channel, or one pixel? Then both layouts are the same bytes."""
-    return image.shape[1] == 1 or tuple(image.shape[2:]) == (1, 1)
+    """Has it one channel, or one pixel, in the order of its dimensions? Then both layouts are the same bytes."""
+    return image.is_contiguous() and (image.shape[1] == 1 or tuple(image.shape[2:]) == (1, 1))
 
 
 def name_convolution(program: Program, v: int) -> str:

@@ -86,7 +86,7 @@ def select_kernels(program: Program, context: Context) -> Rewritten:
             names = None if implementations else ("library", OWN)
             times_by_signature[signature] = {
                 (name, layout): t
-                for layout in both
+                for layout in (both if _follows_layout(program, v) else (0,))
                 for name, t in _times(program, v, layout, names, milliseconds, context.knows)
             }
         usable = times = times_by_signature[signature]
@@ -146,9 +146,14 @@ def _remembered(cost: Cost) -> Cost:
 
 
 def _is_flexible(program: Program, v: int) -> bool:
-    """May its tensors lie in memory as they like? All have four dimensions, and the operator looks at no strides."""
+    """May its tensors lie in memory as they like? All have four dimensions, and the operator looks at no strides.
+
+    What lies in neither layout, as behind a transposition, stays so: a caller may get it.
+    """
     call = program.calls[v]
     if not isinstance(call.produces, Tensor) or call.produces.dim() != 4 or not references(call):
+        return False
+    if not any(call.produces.is_contiguous(memory_format=_memory_format(layout)) for layout in (0, 1)):
         return False
     if any(program.value(a).dim() != 4 for a in references(call)):
         return False
@@ -159,6 +164,16 @@ def _is_flexible(program: Program, v: int) -> bool:
     if call.function is BATCH_NORM or call.function in (*POOLS, *RESIZES):
         return True
     return is_elementwise(program, v) and not any(isinstance(a, Tensor) for a in call.args)
+
+
+def _follows_layout(program: Program, v: int) -> bool:
+    """Does a flexible operator return channels_last where it reads it? Not where what it reads is the same either way.
+
+    A concatenation is contiguous where one of its images may be.
+    """
+    call = program.calls[v]
+    read = [is_same_either_way(program.value(a)) for a in references(call)]
+    return not (any(read) if call.function is CONCATENATION else all(read))
 
 
 def _candidates(program: Program, v: int, layout: int, device: torch.device) -> list[tuple[str, Program]]:
