@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from modules import Lambda
+from rewriting import DEVICES
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -109,6 +110,33 @@ def test_an_output_that_is_a_buffer_is_neither_an_input_nor_another_output() -> 
 def test_a_value_that_lies_as_its_buffer_is_read_itself() -> None:
     program = capture(Written(lambda x: x * 2).eval(), (torch.randn(4, 6),))
     assert [o.name for o in program.graph.operators] == ["mul", "add", "view", "mul", "copy_back"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_shuffled_channels_share_memory_where_eager_execution_has_it(
+    groups: int, memory_format: torch.memory_format, device: str
+) -> None:
+    def act(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        changed = x * 2
+        shuffled = functional.channel_shuffle(changed, groups)
+        changed.add_(1)
+        return functional.channel_shuffle(x, groups), shuffled * 2, changed
+
+    x = torch.randn(2, 4, 3, 3, device=device).contiguous(memory_format=memory_format)
+    for _ in range(2):  # a trace remembers equal calls
+        outputs, expected = capture(Lambda(act).eval(), (x,)).run((x,)), act(x)
+        torch.testing.assert_close(tuple(outputs), expected)
+        assert (outputs[0].data_ptr() == x.data_ptr()) is (expected[0].data_ptr() == x.data_ptr())
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_off_a_cpu_shuffled_channels_are_a_view_where_nothing_moves(groups: int) -> None:
+    module, x = Lambda(lambda x: functional.channel_shuffle(x, groups)).eval(), torch.randn(2, 4, 3, 3, device="meta")
+    for layout in (x, x.transpose(2, 3)):
+        is_view = "channel_shuffle" not in [o.name for o in capture(module, (layout,)).graph.operators]
+        assert is_view is (groups != 2 and layout is x)
 
 
 def test_what_changes_nothing_keeps_its_operators() -> None:

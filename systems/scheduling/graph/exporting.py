@@ -28,6 +28,7 @@ from .repetition import repeats_itself
 
 LOGGERS = ("torch.export", "torch.fx", "torch._subclasses")
 aten = torch.ops.aten
+SHUFFLE = aten.channel_shuffle.default
 UNTRACKED = (aten.unsafe_chunk.default, aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 UNKNOWN = re.compile(r"Found <class '([\w.]+)'> in output, which is not a known type")  # in torch.export's own error
 BY_DATA = "it chooses by its data what to run"
@@ -139,11 +140,23 @@ def _unsaid_views(graph: fx.Graph) -> set[OpOverload]:
     views = set[OpOverload]()
     for node in filter(_calls, graph.nodes):
         schema = node.target._schema  # type: ignore[union-attr]
-        if not schema.is_mutable and not any(r.alias_info for r in schema.returns):
+        if node.target is SHUFFLE:
+            if _moves_nothing(*node.args):
+                views.add(SHUFFLE)
+        elif not schema.is_mutable and not any(r.alias_info for r in schema.returns):
             read = [value for argument in node.all_input_nodes for value in _known(argument)]
             if not memories(read).isdisjoint(memories(_known(node))):
                 views.add(node.target)  # type: ignore[arg-type]
     return views
+
+
+def _moves_nothing(shuffled: fx.Node, groups: int) -> bool:
+    """Does channel_shuffle return memory of its argument, as on a GPU? PyTorch's kernel for a CPU always copies.
+
+    Stand-ins do not tell: they share memory on a CPU too, and only the first of equal calls does.
+    """
+    x = shuffled.meta["val"]
+    return x.device.type != "cpu" and groups in (1, x.shape[1]) and x.is_contiguous()
 
 
 def _known(node: fx.Node) -> list[Tensor]:
