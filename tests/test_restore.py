@@ -1,12 +1,17 @@
 """What forward passes change is undone, in a scripted module too."""
 
+from collections import deque
+from collections.abc import Callable
+from types import CellType
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import systems
 from systems.base import Unsupported
-from systems.training.restore import state_kept
+from systems.training.restore import attributes_kept, state_kept
 
 
 class Counting(nn.Module):
@@ -87,6 +92,150 @@ def test_what_an_object_of_a_module_keeps_is_none_of_a_trace() -> None:
     torch.testing.assert_close(prepared(x), module(x))
     assert type(module.stores["own"][0].last) is Tensor
     prepared.close()
+
+
+class Slots:
+    """A store without a dictionary."""
+
+    __slots__ = ("__own", "unset")
+
+    def __init__(self) -> None:
+        self.__own = torch.zeros(3)
+
+    def add(self, x: Tensor) -> Tensor:
+        self.__own = self.unset = self.__own + x
+        return self.__own
+
+
+class Deriving(Slots):
+    """And one with both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sum = torch.zeros(3)
+
+    def add(self, x: Tensor) -> Tensor:
+        self.sum = super().add(x)
+        return self.sum
+
+
+def adds_in_cell() -> Callable[[Tensor], Tensor]:
+    total = torch.zeros(3)
+
+    def add(x: Tensor) -> Tensor:
+        nonlocal total, later
+        total = later = total + x
+        return total
+
+    if total.numel() == 0:
+        later = total  # it is empty, as long as nothing is added
+    return add
+
+
+def adds_in_list() -> Callable[[Tensor], Tensor]:
+    totals = [torch.zeros(3)]
+
+    def add(x: Tensor) -> Tensor:
+        totals.append(totals[-1] + x)
+        return totals[-1]
+
+    return add
+
+
+class InObject(nn.Module):
+    """It adds up in an object."""
+
+    def __init__(self, store: Any):
+        super().__init__()
+        self.store = store
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.store.add(x) * 2  # type: ignore[no-any-return]
+
+
+class InDeque(nn.Module):
+    """It adds up at the end of a deque of two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = deque([torch.zeros(3)], maxlen=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last.append(self.last[-1] + x)
+        return self.last[-1] * 2
+
+
+class InFunction(nn.Module):
+    """It adds up by a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x) * 2
+
+
+def in_own_closure() -> nn.Module:
+    total = torch.zeros(3)
+
+    class Module(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal total
+            total = total + x
+            return total * 2
+
+    return Module()
+
+
+ADDING: dict[str, Callable[[], nn.Module]] = {  # by where they add up
+    "store._Slots__own": lambda: InObject(Slots()),
+    "store.sum": lambda: InObject(Deriving()),
+    "last.1": InDeque,
+    "function.total": lambda: InFunction(adds_in_cell()),
+    "function.totals.1": lambda: InFunction(adds_in_list()),
+    "forward.total": in_own_closure,
+}
+
+
+@pytest.mark.parametrize("place", ADDING)
+def test_what_others_hold_for_a_module_is_given_back_and_told(place: str) -> None:
+    module, x = ADDING[place]().eval(), torch.ones(3)
+    with attributes_kept(module) as changes:
+        module(x)
+        module(x)
+    assert place in changes.assigned
+    assert torch.equal(module(x), 2 * x) and torch.equal(module(x), 4 * x)
+    other = ADDING[place]().eval()
+    with pytest.raises(Unsupported, match="it changes its own state in a forward pass"):
+        systems.load("nimble").prepare(other, (x,))
+    assert torch.equal(other(x), 2 * x)
+
+
+def test_slots_and_attributes_stay_apart() -> None:
+    module = InObject(Deriving())
+    with attributes_kept(module):
+        module(torch.ones(3))
+    assert [*vars(module.store)] == ["sum"]
+
+
+@pytest.mark.parametrize("make", [Slots, adds_in_cell])
+def test_what_was_not_set_is_not_set_again(make: Callable[[], Any]) -> None:
+    made = make()
+    module = InObject(made) if isinstance(made, Slots) else InFunction(made)
+    with attributes_kept(module):
+        module(torch.ones(3))
+    if isinstance(made, Slots):
+        assert not hasattr(made, "unset")
+    else:
+        assert dict(zip(made.__code__.co_freevars, made.__closure__, strict=True))["later"] == CellType()
+
+
+def test_the_closure_of_a_loss_is_given_back() -> None:
+    loss = adds_in_cell()
+    with attributes_kept(nn.Linear(3, 3), loss) as changes:
+        loss(torch.ones(3))
+    assert "loss.total" in changes.assigned and torch.equal(loss(torch.ones(3)), torch.ones(3))
 
 
 def test_an_object_without_another_tensor_stays_as_it_is() -> None:

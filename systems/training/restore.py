@@ -2,12 +2,12 @@
 
 import random
 import sys
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Thread
-from types import FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy
@@ -20,7 +20,8 @@ NO_HOLDERS = (Tensor, type, ModuleType, FunctionType, Thread)  # what has attrib
 DEEPEST = 4  # objects that hold each other, from a module on
 MOST_BYTES = 2**28  # of a tensor that is copied
 PLAIN = (int, float, str, type(None))
-MOST_ENTRIES = 10_000  # of a list or dict that is looked into
+CONTAINERS = (list, tuple, dict, OrderedDict, defaultdict, deque)
+MOST_ENTRIES = 10_000  # of what is looked into
 
 
 @contextmanager
@@ -63,8 +64,8 @@ class Changes:
 def attributes_kept(module: nn.Module, loss: object = None) -> Iterator[Changes]:
     """Give a module's parts back what they have on entry: members, plain attributes, and what lists and dicts there hold.
 
-    Forward may keep in them what it computes, which is a stand-in for a tensor while it is traced. So it may in other
-    objects that the parts hold, such as a cache. These are given back what they had if one of them got another tensor.
+    Forward may keep in them what it computes, which is a stand-in for a tensor while it is traced. So it may in what else
+    the parts hold, such as a cache, as `_Held` says. That is given back what it had if one of it got another tensor.
 
     Args:
         module: The one that runs within.
@@ -152,17 +153,21 @@ def held_tensors(module: nn.Module) -> Iterator[tuple[str, list[Tensor]]]:
 
 
 class _Held:
-    """What the objects, lists and dicts have that parts of a module hold: the parts themselves are left out.
+    """What objects, lists, dicts, deques and closures have that parts of a module hold: the parts themselves are left out.
+
+    What sets, iterators, partial functions, bound methods and objects of C hold is not seen, nor are globals.
 
     Args:
         parts: By path.
     """
 
     def __init__(self, parts: Mapping[str, object]):
-        self.owners: dict[str, tuple[Any, Any, dict[Any, list[Tensor]]]] = {}  # by path, with what each has, and the tensors
-        self.seen = {id(part) for part in parts.values()}
+        self.owners: dict[str, tuple[Any, dict[Any, object], dict[Any, list[Tensor]]]] = {}  # by path: entries, and tensors
+        self.seen = {id(part) for part in parts.values() if not isinstance(part, FunctionType)}
         for path, part in parts.items():
-            for name, value in plain_attributes(part).items():
+            if isinstance(part, FunctionType):
+                self._add(path, part, 1)
+            for name, value in {**plain_attributes(part), "forward": getattr(type(part), "forward", None)}.items():
                 self._add(_joined(path, name), value, 1)
 
     def _add(self, path: str, value: object, depth: int) -> None:
@@ -171,36 +176,70 @@ class _Held:
             return
         self.seen.add(id(value))
         if not isinstance(value, tuple):
-            own = entries.copy() if isinstance(value, dict | list) else dict(entries)
-            self.owners[path] = value, own, {k: _direct(x) for k, x in _items(entries)}
-        for k, x in _items(entries):
-            self._add(f"{path}.{k}", x, depth + (not isinstance(value, dict | list | tuple)))
+            self.owners[path] = value, entries, {k: _direct(x) for k, x in entries.items()}
+        for k, x in entries.items():
+            self._add(f"{path}.{k}", x, depth + (type(value) not in CONTAINERS))
 
     def give_back(self) -> dict[str, list[Tensor]]:
-        """The tensors of before, by the paths of entries that held another one; what holds such an entry is as it was."""
-        changed = {
-            f"{path}.{k}": tensors.get(k, [])
-            for path, (owner, _, tensors) in self.owners.items()
-            for k, x in _items(_entries(owner))
-            if _has_another(_direct(x), tensors.get(k, []))
-        }
+        """The tensors of before, by the paths of entries that held another one; what holds such an entry is as it was.
+
+        Of a list that has grown they are all that it held.
+        """
+        changed = dict[str, list[Tensor]]()
+        for path, (owner, _, tensors) in self.owners.items():
+            grown = [x for own in tensors.values() for x in own] if isinstance(owner, list | deque) else []
+            for k, x in (_entries(owner) or {}).items():
+                if _has_another(_direct(x), then := tensors.get(k, grown)):
+                    changed[f"{path}.{k}"] = then
         for path, (owner, own, _) in self.owners.items():
             if any(each.startswith(f"{path}.") for each in changed):
-                if isinstance(owner, list):
-                    owner[:] = own
-                else:
-                    entries = owner if isinstance(owner, dict) else vars(owner)
-                    entries.clear()
-                    entries.update(own)
+                _fill(owner, own)
         return changed
 
 
-def _entries(value: object) -> Any:
-    """What an object, list or dict holds; None of what holds nothing that a forward pass may change."""
-    if type(value) in (list, tuple, dict, OrderedDict, defaultdict):
-        return value
-    if isinstance(value, (*NO_HOLDERS, list, tuple, dict)):
+def _entries(value: object) -> dict[Any, object] | None:
+    """What an object, container or closure holds now; None of what holds nothing that a forward pass may change."""
+    if type(value) in CONTAINERS:
+        return dict(value if isinstance(value, dict) else enumerate(value))  # type: ignore[arg-type]
+    if isinstance(value, FunctionType):
+        return {name: cell.cell_contents for name, cell in _cells(value).items() if cell != CellType()}
+    if isinstance(value, (*NO_HOLDERS, list, tuple, dict, deque)):
         return None
+    slots = _slots(value)
+    own = _dict(value)
+    if own is None and not slots:
+        return None
+    return (own or {}) | {name: slot.__get__(value) for name, slot in slots.items() if _is_set(slot, value)}
+
+
+def _fill(owner: Any, own: Mapping[Any, object]) -> None:
+    """Have an owner hold these entries again, and no others."""
+    if isinstance(owner, list | deque):
+        owner.clear()
+        owner.extend(own.values())
+    elif isinstance(owner, dict):
+        owner.clear()
+        owner.update(own)
+    elif isinstance(owner, FunctionType):
+        for name, cell in _cells(owner).items():
+            if name in own:
+                cell.cell_contents = own[name]
+            elif cell != CellType():
+                del cell.cell_contents
+    else:
+        slots, attributes = _slots(owner), _dict(owner)
+        if attributes is not None:
+            attributes.clear()
+            attributes.update({name: value for name, value in own.items() if name not in slots})
+        for name, slot in slots.items():
+            if name in own:
+                slot.__set__(owner, own[name])
+            elif _is_set(slot, owner):
+                slot.__delete__(owner)
+
+
+def _dict(value: object) -> dict[str, object] | None:
+    """An object's own attributes; None where it has slots alone, or is of C."""
     try:
         own = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -208,8 +247,23 @@ def _entries(value: object) -> Any:
     return own if type(own) is dict else None
 
 
-def _items(entries: Any) -> list[tuple[Any, object]]:
-    return list(entries.items() if isinstance(entries, dict) else enumerate(entries))
+def _slots(value: object) -> dict[str, Any]:
+    """What `__slots__` of its classes make: by name, what gets and sets."""
+    kinds = [kind for kind in reversed(type(value).__mro__) if "__slots__" in vars(kind)]
+    return {name: slot for kind in kinds for name, slot in vars(kind).items() if isinstance(slot, MemberDescriptorType)}
+
+
+def _is_set(slot: Any, owner: object) -> bool:
+    try:
+        slot.__get__(owner)
+    except AttributeError:
+        return False
+    return True
+
+
+def _cells(function: FunctionType) -> dict[str, CellType]:
+    """What a function has of those around it, by name."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
 
 def _direct(value: object) -> list[Tensor]:
