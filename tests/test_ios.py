@@ -1,6 +1,7 @@
 """IOS as a system: strategies, schedule files, what a search measures and keeps."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,17 @@ def test_a_schedule_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
         systems.load("ios", schedule=str(file))
     with pytest.raises(BadOption, match=r"none.json cannot be read"):
         systems.load("ios", schedule=str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize("name", ["nimble", "opara", "weave"])
+def test_a_schedule_of_another_scheduler_is_refused_by_both_names(tmp_path: Path, name: str) -> None:
+    """It fits the model, and its record would call it IOS's."""
+    x, module = torch.randn(2, 8, 12, 12), Branches().eval()
+    schedule = systems.load("nimble").schedule(module, (x,))
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(replace(schedule, system=name).to_json(model="m", batch=2, device="cpu")))
+    with pytest.raises(BadOption, match=rf"other.json is a schedule of {name}, and ios executes its own alone"):
+        systems.load("ios", schedule=str(file))
 
 
 class Normed(nn.Module):

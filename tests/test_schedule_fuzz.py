@@ -18,7 +18,7 @@ from systems.base import BadOption
 from systems.scheduling.graph.capture import capture
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
-EXECUTED = ("operators", "edges", "waits", "stages", "merges", "search")  # the other keys are labels
+EXECUTED = ("system", "operators", "edges", "waits", "stages", "merges", "search")  # the other keys are labels
 STRANGE = (None, True, -1, 0, 3, 99, 2**70, 1.5, float("nan"), "", "x", [], [[]], [0], [[0, 0]], {}, {"id": 0})
 
 
@@ -30,7 +30,7 @@ def branches() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def documents(branches: nn.Module) -> list[dict[str, Any]]:
-    """Real files: greedy stages, streams that another scheduler has assigned, and a merge."""
+    """Files of IOS: greedy stages, streams that another scheduler has assigned, and a merge."""
     x = torch.randn(2, 8, 12, 12)
     schedules = [systems.load(choice).schedule(branches, (x,)) for choice in ("greedy", "nimble")]
     with pytest.MonkeyPatch.context() as patch:
@@ -39,7 +39,7 @@ def documents(branches: nn.Module) -> list[dict[str, Any]]:
         patch.setattr(f"{timer}.merged", _merge_costs_little)
         schedules.append(systems.load("ios").schedule(branches, (x,)))
     assert schedules[-1].merges
-    return [schedule.to_json(model="m", batch=2, device="cpu") for schedule in schedules]
+    return [schedule.to_json(model="m", batch=2, device="cpu") | {"system": "ios"} for schedule in schedules]
 
 
 def places(document: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

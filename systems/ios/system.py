@@ -51,7 +51,7 @@ class Ios(Scheduler):
         switches: those of `Rewriting`, which the paper lacks.
 
     Raises:
-        BadOption: an option has another value, or the file is no schedule.
+        BadOption: an option has another value, or the file is no schedule of IOS.
     """
 
     name = KIND
@@ -142,8 +142,11 @@ class Ios(Scheduler):
 
 def _read(file: Path) -> Schedule:
     try:
-        return Schedule.from_json(json.loads(file.read_text(encoding="utf-8")))
+        schedule = Schedule.from_json(json.loads(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise BadOption(f"system.schedule={file} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise BadOption(f"system.schedule={file}: {first_line(error)}") from error
+    if schedule.system != KIND:  # its record would be another scheduler's under this one's name
+        raise BadOption(f"system.schedule={file} is a schedule of {schedule.system}, and {KIND} executes its own alone")
+    return schedule
