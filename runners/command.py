@@ -113,6 +113,12 @@ def composed() -> Composition:
     return composition
 
 
+def given(arguments: list[str]) -> set[str]:
+    """The keys of conf/config.yaml to which the arguments give a value, or to one that lies within."""
+    keys = {re.split(r"[.@/=]", argument.lstrip("+~"))[0] for argument in arguments if not argument.startswith("-")}
+    return keys - {"hydra"}
+
+
 def run(composition: Composition) -> int:
     """Run what was composed; returns the exit status. Raises BadRequest."""
     if composition.run_elsewhere is not None:
@@ -121,7 +127,7 @@ def run(composition: Composition) -> int:
         return 0
     if any(re.match("hydra/launcher=(?!basic)", argument) for argument in sys.argv):
         raise BadRequest("hydra/launcher is for sweeps: add -m")
-    return execute(Request.joined(composition.requests))
+    return execute(Request.joined(composition.requests), given(sys.argv[1:]))
 
 
 class Interrupts:

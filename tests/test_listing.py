@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +58,14 @@ def test_a_shape_keeps_what_is_shared() -> None:
             for m in (module, own)
         ]
         assert shared[0] == shared[1] != set()
+
+
+def test_a_catalogue_that_cannot_be_kept_says_what_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cache").write_text("")  # a file where the folder would be
+    listing._keep(tmp_path / "cache" / "catalogue-cpu.json", {}, {})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"opweave: {tmp_path / 'cache'} cannot be written (")
+    assert line.endswith("so the next runner=list takes as long: make that folder writable")
 
 
 @pytest.mark.slow

@@ -20,11 +20,13 @@ class Showing(ABC):
     name: that of its file in conf/runner/.
     Options: a frozen dataclass. Its fields are keys of that file; it raises BadRequest for a wrong value.
     writes_output: it writes to the file output=...
+    takes: the keys beside runner that it goes by; None for all. Another one would change nothing, and is refused.
     """
 
     name: ClassVar[str] = ""
     Options: ClassVar[type] = RunnerOptions
     writes_output: ClassVar[bool] = False
+    takes: ClassVar[tuple[str, ...] | None] = None
 
     def __init__(self, runner: Choice):
         """Take the options from the runner's. Raises BadRequest for a wrong value."""

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from results.terminal import Terminal
-from runners.checks import BadRequest
+from runners.checks import BadRequest, not_writable
 from runners.request.request import Request
 from systems.cache import Cache as Artefacts
 
@@ -38,6 +38,7 @@ class Cache(Showing):
 
     name: ClassVar[str] = "cache"
     Options: ClassVar[type] = CacheOptions
+    takes: ClassVar[tuple[str, ...] | None] = ()
     options: CacheOptions
 
     def run(self, request: Request) -> int:
@@ -54,7 +55,11 @@ class Cache(Showing):
 
 
 def _empty(artefacts: Artefacts, console: Console) -> None:
-    count, size = artefacts.empty()
+    """Raises BadRequest where the folder cannot be written."""
+    try:
+        count, size = artefacts.empty()
+    except OSError as error:
+        raise not_writable("OPWEAVE_CACHE", artefacts.folder, error) from error
     num_left = len(artefacts.entries())
     in_use = f"; {num_left} in use and left there" if num_left else ""
     console.print(f"{artefacts.folder}: dropped {count}, {_mebibytes(size)} MiB{in_use}", highlight=False, soft_wrap=True)

@@ -17,6 +17,7 @@ class Calibrate(Showing):
 
     name: ClassVar[str] = "calibrate"
     writes_output: ClassVar[bool] = True
+    takes: ClassVar[tuple[str, ...] | None] = ("device", "gpus", "memory_gib", "output", "timeout")
 
     def run(self, request: Request) -> int:
         return write_answer(

@@ -64,6 +64,7 @@ class List(Showing):
     """Prints the catalogue. What it takes minutes to find out is kept for as long as the code is the same."""
 
     name: ClassVar[str] = "list"
+    takes: ClassVar[tuple[str, ...] | None] = ("device", "gpus", "memory_gib", "timeout")
 
     def run(self, request: Request) -> int:
         cell = request.cells[0]
@@ -143,7 +144,8 @@ def _keep(file: Path, where: dict[str, object], document: object) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_json(file, {"where": where, "catalogue": document})
     except OSError as error:
-        print(f"opweave: {file} cannot be written, so this is found out anew each time: {error}", file=sys.stderr)
+        reason = f"{file.parent} cannot be written ({error.strerror or error})"
+        print(f"opweave: {reason}, so the next runner=list takes as long: make that folder writable", file=sys.stderr)
 
 
 def print_models(rows: tuple[ModelRow, ...]) -> None:
