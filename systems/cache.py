@@ -208,7 +208,7 @@ class Cache:
             with TemporaryDirectory(dir=self.root / "partial"):
                 pass
         except OSError as error:
-            warnings.warn(f"{self.root} cannot be written, so nothing is kept: {error}", category=Caution, stacklevel=2)
+            warnings.warn(not_kept(self.folder, error), category=Caution, stacklevel=2)
             self._scratch = TemporaryDirectory(prefix="opweave-")
             self.root = Path(self._scratch.name)
             return self._prepared_root_of(self.root)
@@ -278,6 +278,14 @@ class Cache:
         except Timeout:
             return False
         return True
+
+
+def not_kept(folder: Path, error: OSError) -> str:
+    """What is lost where the cache cannot be written, and what to do. Whatever cannot be kept says the same, once."""
+    return (
+        f"{folder} cannot be written ({error.strerror or error}): what is measured or compiled is lost at this process's "
+        "end, and the next does it again; set OPWEAVE_CACHE to a folder that can be written"
+    )
 
 
 def code_of(*modules: str) -> str:

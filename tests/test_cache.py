@@ -178,8 +178,9 @@ def test_the_folder_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.Monk
 def test_where_nothing_can_be_written_nothing_is_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = Cache(tmp_path / "file")
-    with pytest.warns(UserWarning, match="nothing is kept"), cache.artefact("test", "a", OF, hello) as artefact:
-        assert (artefact.folder / "sub" / "hello").read_text() == "hello"
+    with pytest.warns(UserWarning, match=r"file cannot be written \(.*\): .* set OPWEAVE_CACHE to a folder"):  # noqa: SIM117
+        with cache.artefact("test", "a", OF, hello) as artefact:
+            assert (artefact.folder / "sub" / "hello").read_text() == "hello"
 
 
 def test_code_counts_as_it_stands_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,6 +225,17 @@ def test_the_command(run_here: Run, tmp_path: Path) -> None:
     assert not Cache(tmp_path / "kept").entries()
     wrong = run_here("runner=cache", OPWEAVE_CACHE=str(tmp_path / "kept"), OPWEAVE_CACHE_GIB="x")
     assert wrong.returncode == 2 and "OPWEAVE_CACHE_GIB=x" in wrong.stderr
+
+
+def test_what_cannot_be_dropped_is_one_line(run_here: Run, tmp_path: Path) -> None:
+    """A folder where the entry's lock would be: nobody can take it, not even root."""
+    with Cache(tmp_path / "kept").artefact("onnx", "ResNet", OF, hello) as artefact:
+        (tmp_path / "kept" / "artefacts" / "locks" / f"{artefact.folder.name}.lock").unlink()
+    (tmp_path / "kept" / "artefacts" / "locks" / f"{artefact.folder.name}.lock").mkdir()
+    done = run_here("runner=cache", "runner.empty=true", OPWEAVE_CACHE=str(tmp_path / "kept"))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"opweave: OPWEAVE_CACHE={tmp_path / 'kept'} cannot be written: ")
+    assert Cache(tmp_path / "kept").entries()
 
 
 def wait_for(file: Path) -> None:

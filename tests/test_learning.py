@@ -55,7 +55,21 @@ def test_python_is_told_only_what_one_can_act_on(tmp_path: Path, cache: str, tol
         [sys.executable, "-c", program], cwd=ROOT, env=variables, capture_output=True, text=True, check=True
     )
     lines = [line for line in done.stderr.splitlines() if "Notice" in line or "Caution" in line]
-    assert len(lines) == told and all("cannot be written, so this is measured anew each time" in line for line in lines)
+    assert len(lines) == told and all("/proc/opweave cannot be written (No such file" in line for line in lines)
+
+
+@pytest.mark.parametrize(("choice", "told"), [("ios_parallel", 2), ("onnxruntime", 1)])
+def test_a_cache_that_cannot_be_written_is_told_once_and_nothing_contradicts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str, told: int
+) -> None:
+    """A file lies where the folder would: nobody can write there, not even root."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OPWEAVE_CACHE", str(tmp_path / "file"))
+    notices = dict.fromkeys(prepared_notices(choice, Branches(5).eval(), torch.randn(1, 4, 8, 8)))
+    lost = [line for line in notices if "cannot be written" in line]
+    assert len(lost) == 1 and "is lost at this process's end" in lost[0] and len(notices) == told, notices
+    assert "set OPWEAVE_CACHE to a folder that can be written" in lost[0]
+    assert not any("next one reads" in line for line in notices)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from time import perf_counter
 import torch
 from filelock import FileLock, Timeout
 
-from systems.cache import JSON, default_folder
+from systems.cache import JSON, default_folder, not_kept
 from systems.notice import Caution
 
 WRITE_SECONDS = 5.0  # between two writings of what is set one by one
@@ -102,9 +102,7 @@ class Measurements:
                 os.replace(partial.name, self.file)
             self.unwritten = {}
         except OSError as error:
-            warnings.warn(
-                f"{self.file} cannot be written, so this is measured anew each time: {error}", category=Caution, stacklevel=2
-            )
+            warnings.warn(not_kept(self.file.parent, error), category=Caution, stacklevel=2)
         self.written_s = perf_counter()
 
     def _read(self) -> dict[str, JSON]:

@@ -193,9 +193,7 @@ class Scheduler(System):
         if self.num_measured:
             lacked = counted(self.num_measured, "measurement")
             warnings.warn(
-                f"learned in place: the cache lacked {lacked}, which this process has made and the next one reads",
-                category=Notice,
-                stacklevel=3,
+                f"learned in place: the cache lacked {lacked}, which this process has made", category=Notice, stacklevel=3
             )
         return self.execute(program, schedule, arena)
 
