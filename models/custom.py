@@ -110,6 +110,7 @@ def _checked(product: object, factory: str) -> tuple[nn.Module, tuple[torch.Tens
     """What a factory returned, where it is a module and its inputs. Raises BadModel elsewhere."""
     import torch
     from torch import nn
+    from torch.nn.parameter import is_lazy
 
     from models.by_name import ByName
 
@@ -120,6 +121,11 @@ def _checked(product: object, factory: str) -> tuple[nn.Module, tuple[torch.Tens
     module, inputs = product
     if not isinstance(module, nn.Module):
         raise BadModel(f"factory {factory} returned {_kind(module)} first; {rule}")
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    if lazy := [name for name, tensor in tensors if is_lazy(tensor)]:
+        raise BadModel(
+            f"factory {factory} returned a module whose {lazy[0]} has no shape yet: call the module once in the factory"
+        )
     if isinstance(inputs, Mapping):
         if wrong := [name for name in inputs if not isinstance(name, str)]:
             raise BadModel(f"factory {factory} returned inputs by {_kind(wrong[0])}; {rule}")

@@ -91,6 +91,17 @@ def only_of_large(batch):
 def folded(batch):
     return nn.Linear(4, 2), (torch.ones(()), torch.ones(2 * batch, 4))
 
+def lazy(batch):
+    return nn.Sequential(nn.LazyLinear(2)), (torch.ones(batch, 4),)
+
+def lazy_state(batch):
+    return nn.LazyBatchNorm1d(affine=False), {"input": torch.ones(batch, 4)}
+
+def called(batch):
+    module, inputs = lazy(batch)
+    module(*inputs)
+    return module, inputs
+
 constant = 5
 """
 
@@ -118,6 +129,8 @@ def test_a_custom_model(factories: str) -> None:
     assert model.module(*model.inputs).shape == (3, 2)
     assert models.load("custom", 3, factory=f"{factories}.good:make", training=True).module.training
     assert models.count(model.module, model.inputs) == models.Counts(parameters=10, macs=24)
+    model = models.load("custom", 3, factory=f"{factories}.good:called")
+    assert model.module(*model.inputs).shape == (3, 2)
 
 
 def test_a_custom_model_whose_inputs_go_by_name(factories: str) -> None:
@@ -159,6 +172,8 @@ def test_a_custom_model_whose_inputs_go_by_name(factories: str) -> None:
         ("{}.good:no_inputs", "returned no inputs; it must return"),
         ("{}.good:number", "returned an int as input 1; it must return"),
         ("{}.good:by_number", "returned inputs by an int; it must return"),
+        ("{}.good:lazy", "returned a module whose 0.weight has no shape yet: call the module once in the factory"),
+        ("{}.good:lazy_state", "returned a module whose running_mean has no shape yet: call the module once in the factory"),
     ],
 )
 def test_a_bad_factory_is_one_line(factories: str, factory: str | None, message: str) -> None:
