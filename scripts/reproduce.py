@@ -56,7 +56,7 @@ from scripts.exhibits import judgement
 from scripts.exhibits.behind import behind
 from scripts.exhibits.evidence import Evidence
 from scripts.exhibits.findings import findings
-from scripts.exhibits.overrides import mistake
+from scripts.exhibits.overrides import NOT_A_PRESETS, SIZE, hint, mistake
 from scripts.exhibits.pictures import pictures
 from scripts.exhibits.preset import OUTPUT, NoPreset, Preset, names
 from scripts.exhibits.recorded import recorded
@@ -192,12 +192,12 @@ def request(parser: Parser) -> Request:
         sys.exit(0)
     exhibits = [word for word in arguments.words if "=" not in word]
     pairs = [word.partition("=")[::2] for word in arguments.words if "=" in word]
-    overrides = {key: value for key, value in pairs if key not in ("+size", "results")}
+    overrides = {key: value for key, value in pairs if key not in (SIZE, "results")}
     values = dict(pairs)
-    if values.get("+size", "full") not in SIZES:
-        parser.error(f"+size={values['+size']} is neither small nor full")
-    if strange := [key for key in overrides if key.startswith(("+", "~", "-")) or key in ("experiment", "output")]:
-        parser.error(f"{strange[0]}= is nothing that a preset can be given; write KEY=VALUE as run.py has it")
+    if values.get(SIZE, "full") not in SIZES:
+        parser.error(f"{SIZE}={values[SIZE]} is neither small nor full")
+    if strange := [key for key in overrides if key.startswith(("+", "~", "-")) or key in NOT_A_PRESETS]:
+        parser.error(f"{strange[0]}= is nothing that a preset can be given: {hint(strange[0])}")
     if not exhibits:
         parser.error(f"name an exhibit, or all: {', '.join(names())}")
     try:
@@ -221,7 +221,7 @@ def request(parser: Parser) -> Request:
     if is_recorded and not arguments.recorded:
         notice = "no GPU is visible here, so verdicts are by the committed records and nothing is run (results/reference)"
         print(f"{parser.prog}: {notice}", file=sys.stderr)
-    small = values.get("+size") == SMALL
+    small = values.get(SIZE) == SMALL
     return Request(presets, overrides, results, arguments.output, small, arguments.judge, is_recorded)
 
 

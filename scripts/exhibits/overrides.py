@@ -12,6 +12,14 @@ from .preset import Preset
 GROUPS = ("model", "system", "runner")
 USUAL = {"runner": "bench"}  # where a sweep names none
 LEAST = {"batch": 1, "rounds": 0, "seed": 0}  # of integers
+SIZE = "+size"  # of scripts/reproduce.py alone
+NOT_A_PRESETS = ("experiment", "output")  # keys of run.py that a preset has for itself
+
+
+def hint(key: str) -> str:
+    """The key that was probably meant, or all that there are: of run.py's those that a preset can be given, and SIZE."""
+    own = yaml.safe_load((conf.FOLDER / "config.yaml").read_text(encoding="utf-8")).keys() - {"defaults", "hydra", "exhibit"}
+    return conf.nearest(key, own.difference(NOT_A_PRESETS) | {*GROUPS, SIZE})
 
 
 def mistake(overrides: Mapping[str, str], presets: Sequence[Preset]) -> str | None:
@@ -48,7 +56,7 @@ def _mistakes(overrides: Mapping[str, str], presets: Sequence[Preset]) -> Iterat
                 if (wrong := _of_value(key, one, defaults[key], conf.listed(comments[key]))) is not None:
                     yield wrong
         elif not key.startswith("hydra"):
-            yield f"there is no key {key!r}: {conf.nearest(key, {*keys, *GROUPS})}"
+            yield f"there is no key {key!r}: {hint(key)}"
 
 
 def _value(text: str) -> object:
@@ -72,8 +80,8 @@ def _of_option(group: str, option: str, values: Sequence[object], chosen: Sequen
     known = [conf.options(group, name) for name in chosen if name in conf.choices(group)]
     owners = [options for options in known if option in options and option != "name"]
     if not owners:
-        hint = conf.nearest(option, {key for options in known for key in options} - {"name"})
-        yield f"there is no key '{group}.{option}' with {group}={','.join(chosen)}: {hint}"
+        near = conf.nearest(option, {key for options in known for key in options} - {"name"})
+        yield f"there is no key '{group}.{option}' with {group}={','.join(chosen)}: {near}"
         return
     for value in values:
         wrong = [conf.mistake(group, options, {option: value}) for options in owners]
