@@ -179,7 +179,10 @@ def test_verdicts_from_records_that_are_there(tmp_path: Path) -> None:
         (["nimble/figure7", "+batch=1"], "+batch= is nothing that a preset can be given: did you mean batch?"),
         (["nimble/figure7", "+sise=small"], "+sise= is nothing that a preset can be given: did you mean +size?"),
         (["nimble/figure7", "sise=small"], "there is no key 'sise': did you mean +size?"),
-        (["nimble/figure7", "experiment=x"], "experiment= is nothing that a preset can be given: there is +size, algorithms, "),
+        (
+            ["nimble/figure7", "experiment=x"],
+            "experiment= is nothing that a preset can be given: there is +size, algorithms, ",
+        ),
         ([], "name an exhibit, or all"),
         (["ios/table1", "+size=small", "--output", "README.md/x"], "README.md is not a folder"),
         (["ios/table1", "--judge", "results=nowhere"], "nowhere is not there"),
