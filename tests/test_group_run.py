@@ -1,5 +1,6 @@
 """What a group of cells does where a GPU cannot hold all of them at once."""
 
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ class Gpu:
     Attributes:
         pending: what each cell leaves to the profiler.
         profiling: how many processes as large as a prepared one the profiler needs room for.
+        needs: the room that a cell's process takes before it is prepared, where it is not that of one.
         held: the cell of each process that holds memory.
         measured, prepared: cells in the order in which they were asked for.
         rested: the GPU, once its group has ended.
@@ -36,6 +38,7 @@ class Gpu:
 
     def __init__(self, room: int, pending: tuple[str, ...] = (), profiling: int = 0):
         self.room, self.pending, self.profiling = room, pending, profiling
+        self.needs: dict[str, int] = {}
         self.held: dict[CellProcess, str] = {}
         self.measured: list[str] = []
         self.prepared: list[str] = []
@@ -66,7 +69,7 @@ class Gpu:
                 return Learned(None)
             case Measure() | Prepare():
                 (self.measured if isinstance(command, Measure) else self.prepared).append(name)
-                if len(self.held) >= self.room:
+                if len(self.held) + self.needs.get(name, 1) > self.room:
                     return LACKS
                 self.held[process] = name
                 return Done(self._alone(command.record)) if isinstance(command, Measure) else Ready()
@@ -113,6 +116,28 @@ def test_the_slowest_gives_way(
     assert all(of.status == "ok" for of in group.records.values())
     without = {of.system.name for of, kept in group.records.items() if [w.kind for w in kept.warnings] == ["no_ratio"]}
     assert without == set(left_out) == {of.system.name for of, kept in group.records.items() if kept.comparison is None}
+
+
+@pytest.mark.parametrize(("needs", "times"), [(1, [1, 1, 1]), (5, [1, 1, 2]), (6, [1, 1, 3]), (7, [1, 1, 3])])
+def test_a_cell_that_lacks_memory_is_measured_again_only_with_more_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs: int, times: list[int]
+) -> None:
+    """On a GPU of 6, where two are parked, and the third needs so much."""
+    monkeypatch.setattr(sys.modules[__name__], "ALONE_MS", {"eager": 40.0, "cuda_graph": 7.0, "xla": 9.0})
+    gpu = Gpu(6)
+    gpu.needs = {"xla": needs}
+    group = run_on(gpu, tmp_path)
+    assert [gpu.measured.count(name) for name in ALONE_MS] == times
+    assert [of.status for of in group.records.values()] == ["ok", "ok", "ok" if needs <= 6 else "out_of_memory"]
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_cell_that_had_all_the_memory_is_measured_once(tmp_path: Path, room: int) -> None:
+    gpu = Gpu(room)
+    gpu.needs = dict.fromkeys(ALONE_MS, 2)
+    group = run_on(gpu, tmp_path)
+    assert gpu.measured == list(ALONE_MS)
+    assert {of.status for of in group.records.values()} == {"out_of_memory"}
 
 
 @pytest.mark.parametrize(("room", "profiling"), [(5, 0), (4, 0), (2, 0), (5, 1), (4, 2), (2, 1)])

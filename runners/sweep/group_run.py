@@ -102,10 +102,11 @@ class GroupRun:
         self.lane.progress.done(cell, self.records[cell])
 
     def _measured(self, cell: Cell) -> Record:
-        """The record; one that lacks memory is measured again with more room. Raises CellRefused."""
+        """The record; one that lacks memory is measured again where parked processes can make room. Raises CellRefused."""
         record = self._measure(cell)
-        # What the parked ones hold, of the GPU's memory and of the host's, the cell may have lacked. Its own limit it has
-        # exceeded without them. The slowest makes room first: the rounds can do without that best.
+        # What the parked ones hold, of the GPU's memory and of the host's, the cell may have lacked, so each further time it
+        # has more. Its own limit it has exceeded without them. The slowest makes room first: the rounds can do without that
+        # best, and each of the others would have to be prepared again. A cell that had all the memory lacks it for good.
         for make_room in (self._close_slowest, self.parked.close_all):
             if record.status == "out_of_memory" and record.memory_limit_gib is None and len(self.parked):
                 make_room()
