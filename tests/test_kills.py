@@ -23,13 +23,18 @@ from results.files import PARTIAL
 from results.store import Store
 
 MODEL = '''
-import os
+import os, time
 import torch
 from torch import nn
 
 
 def make(batch):
-    """A model, and a daemon that no session, no parent and no environment ties to its cell."""
+    """A model, and a daemon that no session, no parent and no environment ties to its cell.
+
+    While there is a file `hold` it makes none.
+    """
+    while os.path.exists("hold"):
+        time.sleep(0.01)
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -156,12 +161,11 @@ def test_a_sweep_that_is_ended_at_any_moment_goes_on_where_it_stopped(
         process = begin(*arguments)
         with suppress(subprocess.TimeoutExpired):
             process.wait(random.uniform(0, LONGEST_S))
+        (folder / "hold").touch()  # one that went on in spite of the signal would not end by itself
         process.send_signal(number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(2.0)
-        is_over = process.poll() is not None  # or it goes on in spite of the signal
         messages = ended(process, folder)
-        assert is_over and process.returncode in (ENDS[number], 0), messages
+        (folder / "hold").unlink()
+        assert process.returncode in (ENDS[number], 0), messages
         now = finished(folder / "r")
         assert {name: document for name, document in without_rounds(now).items() if name in before} == before
         if process.returncode == 0:
