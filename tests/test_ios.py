@@ -90,9 +90,11 @@ def test_a_schedule_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
     file.write_text(json.dumps(schedule.to_json(model="m", batch=2, device="cpu")))
     with pytest.raises(BadOption, match=r"other.json does not fit this model: .* this model"):
         systems.load("ios", schedule=str(file)).prepare(nn.Conv2d(8, 8, 1).eval(), (x,))
-    file.write_text("{")
-    with pytest.raises(BadOption, match=r"other.json: "):
-        systems.load("ios", schedule=str(file))
+    whole = file.read_bytes()
+    for broken in (whole[:-9], b"", whole.replace(b"conv", b"\xff")):
+        file.write_bytes(broken)
+        with pytest.raises(BadOption, match=r"other.json: no JSON: "):
+            systems.load("ios", schedule=str(file))
     with pytest.raises(BadOption, match=r"none.json cannot be read"):
         systems.load("ios", schedule=str(tmp_path / "none.json"))
 

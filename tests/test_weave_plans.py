@@ -120,9 +120,10 @@ def test_a_plan_is_executed_without_a_search_and_refused_where_it_does_not_fit(
         (folder / f"{name}.json").write_text(json.dumps(document))
         with pytest.raises(BadOption, match=f"system.plan=.*{name}.json .*{message}"):
             _prepared_tiny(folder, folder / f"{name}.json")
-    (folder / "empty.json").touch()
-    with pytest.raises(BadOption, match=r"system.plan=.*empty.json is no plan of weave: no JSON: "):
-        _prepared_tiny(folder, folder / "empty.json")
+    for content in (b"", b"\xff"):
+        (folder / "empty.json").write_bytes(content)
+        with pytest.raises(BadOption, match=r"system.plan=.*empty.json is no plan of weave: no JSON: "):
+            _prepared_tiny(folder, folder / "empty.json")
     done = run(*ASKED, "batch=3", "system=weave", "system.plan=plan.json")
     assert done.returncode == 2 and "system.plan=plan.json does not fit: inputs is" in done.stderr
     assert len([line for line in done.stderr.splitlines() if not line.startswith("[")]) == 1  # the rest is progress

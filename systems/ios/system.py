@@ -146,7 +146,8 @@ def _read(file: Path) -> Schedule:
     except OSError as error:
         raise BadOption(f"system.schedule={file} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise BadOption(f"system.schedule={file}: {first_line(error)}") from error
+        no_json = "no JSON: " if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else ""
+        raise BadOption(f"system.schedule={file}: {no_json}{first_line(error)}") from error
     if schedule.system != KIND:  # its record would be another scheduler's under this one's name
         raise BadOption(f"system.schedule={file} is a schedule of {schedule.system}, and {KIND} executes its own alone")
     return schedule

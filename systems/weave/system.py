@@ -248,5 +248,5 @@ def _read(file: Path) -> tuple[Schedule, Recipe]:
     except OSError as error:
         raise BadOption(f"system.plan={file} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        no_json = "no JSON: " if isinstance(error, json.JSONDecodeError) else ""
+        no_json = "no JSON: " if isinstance(error, json.JSONDecodeError | UnicodeDecodeError) else ""
         raise BadOption(f"system.plan={file} is no plan of weave: {no_json}{first_line(error)}") from error
