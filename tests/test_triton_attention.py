@@ -1,6 +1,7 @@
 """The kernel of attention: against PyTorch, and in the programs in which its pass puts it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -16,21 +17,22 @@ from triton_cases import device_with_kernels, favour
 from systems.profiling.intensity import work
 from systems.scheduling.graph.capture import capture
 from systems.scheduling.graph.program import Program
-from systems.scheduling.passes import own_kernels, select_attention
+from systems.scheduling.passes import library_attention, own_kernels, select_attention
+from systems.scheduling.passes.attention_places import attention_places
 from systems.scheduling.passes.context import Context
 
 device = device_with_kernels
 
 
 @pytest.mark.parametrize("kind", ["plain", "causal", pytest.param("added", marks=pytest.mark.slow), "bool"])
-@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), is_token_major=st.booleans())
 def test_an_attention_computes_what_pytorch_does(device: str, data: st.DataObject, kind: str, is_token_major: bool) -> None:
     """Of fewer keys than queries and of more, with masks that are broadcast, and of a query that sees nothing."""
     draw = data.draw
     n, kv_heads, group, size, value_size = (draw(st.integers(1, most)) for most in (2, 2, 3, 40, 40))
     heads = kv_heads * group
-    num_queries, num_keys = draw(st.integers(1, 90)), draw(st.integers(1, 150))
+    num_queries, num_keys = draw(st.integers(1, 90)), draw(st.integers(1, 300))
     dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
     random = torch.Generator().manual_seed(draw(st.integers(0, 1000)))
 
@@ -50,14 +52,18 @@ def test_an_attention_computes_what_pytorch_does(device: str, data: st.DataObjec
             mask = mask > 0.3
             mask[..., -1, :] = False
     attention = import_module("systems.kernels.attention")
-    tile = draw(st.sampled_from(attention.tiles(num_queries, num_keys, n * heads, draw(st.sampled_from([1, 140])))))
+    small = attention.AttentionTile(16, 16, 1)  # many steps of few keys
+    tile = draw(st.just(small) | st.sampled_from([*attention.TILES, *attention.LONG, *attention.SHARED]))
+    tile = replace(tile, splits=draw(st.sampled_from([1, 1, 2, 3, 5])))
     scale = draw(st.sampled_from([0.2, 1.0]))
     precision = draw(st.sampled_from(["ieee", "tf32x3"] if dtype is torch.float32 else ["tf32"]))
     kernel = attention.Attention(scale, kind == "causal", precision, is_token_major, tile)
     wide = (each.double() for each in (query, *(each.repeat_interleave(group, 1) for each in (key, value))))
     seen = mask.double() if mask is not None and kind == "added" else mask
     expected = functional.scaled_dot_product_attention(*wide, attn_mask=seen, is_causal=kind == "causal", scale=scale)
-    out = kernel(query, key, value, mask)
+    shared = torch.zeros(tile.num_blocks(num_queries, n * heads), dtype=torch.int32, device=device)
+    out = kernel(query, key, value, mask, shared if tile.splits > 1 else None)
+    assert not shared.any()
     assert out.shape == expected.shape and (out.transpose(1, 2) if is_token_major else out).is_contiguous()
     tolerance = 16 * torch.finfo(dtype).eps
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=4 * tolerance)
@@ -232,3 +238,49 @@ def test_what_is_no_attention_step_by_step_stays(device: str, forward: Callable[
         captured = capture(Function(lambda _, *tensors: forward(*tensors)), (q, k, v, m))
     program, decisions = select_attention.select_attention(captured, Context(favour("opweave"), favour("opweave")))
     assert program.calls == captured.calls and not decisions
+
+
+class Tokens(nn.Module):
+    """Attention whose heads of a token lie beside each other, before and after it, as of a transformer."""
+
+    def __init__(self, is_causal: bool):
+        super().__init__()
+        self.is_causal = is_causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = x.view(2, 50, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=self.is_causal, scale=0.3)
+        return attended.transpose(1, 2).reshape(2, 50, 64)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("name", library_attention.KERNELS)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_each_kernel_of_the_library_attends(name: str, is_causal: bool) -> None:
+    x = torch.randn(2, 50, 192, device="cuda", dtype=torch.float16)
+    with torch.no_grad():
+        captured = capture(Tokens(is_causal).eval(), (x,))
+    cost = favour(f"opweave.{name}_attention")
+    program, (decision,) = select_attention.select_attention(captured, Context(cost, cost))
+    assert decision.chosen == name
+    assert any(name in operator.target for operator in program.graph.operators)
+    (got,), (expected,) = program.run([x]), captured.run([x])
+    assert got.stride() == expected.stride()
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize("name", library_attention.KERNELS)
+def test_a_kernel_of_the_library_keeps_the_order_of_heads(name: str, is_moved: bool) -> None:
+    heads = torch.empty(2, 50, 4, 16, dtype=torch.float16, device="meta").transpose(1, 2)
+    out = library_attention.LibraryAttention(name, 0.3, False, is_moved)(heads, heads, heads)
+    assert (out if is_moved else out.transpose(1, 2)).is_contiguous() and out.dtype is torch.float16
+
+
+def test_the_library_has_one_kernel_for_each_attention_on_a_cpu() -> None:
+    x = torch.randn(2, 50, 192, dtype=torch.float16)
+    with torch.no_grad():
+        captured = capture(Tokens(False).eval(), (x,))
+    (place,) = attention_places(captured, 256)
+    assert library_attention.library_attentions(captured, place) == {}
