@@ -39,9 +39,9 @@ def test_a_product_computes_what_pytorch_does(device: str, data: st.DataObject, 
     num_rows = x.numel() // features
     precision = draw(st.sampled_from(["ieee", "tf32x3"] if dtype is torch.float32 else ["tf32"]))
     after = draw(acts)
-    is_half_with_activation = dtype is not torch.float32 and after != "none"
     num_cores = draw(st.sampled_from([1, 30, 140]))
-    tiles = products.tiles_of(num_rows, outputs, features, precision, num_cores, is_half_with_activation)
+    is_half, has_activation = dtype is not torch.float32, after != "none"
+    tiles = products.tiles_of(num_rows, outputs, features, precision, num_cores, is_half, has_activation)
     assume(tiles)
     tile = draw(st.sampled_from(tiles))
     product = products.Product(precision, tile, after)
@@ -216,13 +216,23 @@ def test_three_products_of_tf32_take_the_rest_of_a_weight_and_others_none(device
             product(precision, tile)(x, weight, None, None, rest)
 
 
+def test_a_gelu_in_half_precision_is_the_nearest_number_or_its_neighbour(device: str) -> None:
+    """The kernel's formula is coarser than fp32, and no coarser than what 16 bits hold, in the tails too."""
+    x = torch.linspace(-12, 12, 4096, device=device).to(torch.float16).view(256, 16)
+    product, tile = import_module("systems.kernels.product").Product, dense_kernels().DenseTile(16, 16, 16, 4, 3)
+    out = product("tf32", tile, "gelu")(x, torch.eye(16, device=device, dtype=torch.float16), None, None)
+    torch.testing.assert_close(out.double(), functional.gelu(x.double()), rtol=2.0**-10, atol=2.0**-24)
+
+
 def test_a_product_that_fills_the_gpu_is_left_to_the_library(device: str) -> None:
     tiles_of = import_module("systems.kernels.product").tiles_of
     for precision in ("tf32", "tf32x3"):
         assert tiles_of(128, 512, 512, precision, 132) and tiles_of(1, 1, 1, precision, 132)
-    assert not tiles_of(4096, 3072, 768, "tf32", 132)
+    assert not tiles_of(4096, 3072, 768, "tf32", 132) and not tiles_of(4096, 3072, 768, "tf32", 132, True)
+    assert not tiles_of(128, 28672, 4096, "tf32", 132)
+    assert tiles_of(128, 28672, 4096, "tf32", 132, True)  # few rows of half precision, for which it reads a large weight
     assert tiles_of(4096, 3072, 768, "tf32x3", 132)  # a library takes no tensor cores for it
-    assert tiles_of(4096, 3072, 768, "tf32", 132, True)  # and leaves an activation to another kernel
+    assert tiles_of(4096, 3072, 768, "tf32", 132, True, True)  # and leaves an activation to another kernel
 
 
 def test_a_weight_that_several_products_read_is_laid_out_once(device: str) -> None:

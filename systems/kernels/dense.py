@@ -304,4 +304,5 @@ def _dense(
         if addend_ptr is not None:
             addend_place = (sample * AN + row * AH + column * AW)[:, None] + channel[None, :] * AC
             sums += tl.load(addend_ptr + addend_place, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out_ptr + place, activated(sums, AFTER).to(out_ptr.dtype.element_ty), mask=mask)
+        sums = activated(sums, AFTER, out_ptr.dtype.element_ty.primitive_bitwidth == 16)
+        tl.store(out_ptr + place, sums.to(out_ptr.dtype.element_ty), mask=mask)

@@ -17,7 +17,24 @@ from .tile import check_activations, power_of_two
 ONE, NONE = (1, 1), (0, 0)
 LARGEST = 64  # rows and outputs of a tile for few rows
 WIDE = (DenseTile(64, 32, 32, 4, 4), DenseTile(64, 64, 32, 4, 4), DenseTile(16, 32, 64, 4, 5))
-HALF = (DenseTile(128, 128, 64, 8, 3), DenseTile(64, 128, 64, 4, 4), DenseTile(128, 64, 64, 4, 4))
+HALF = (
+    DenseTile(128, 128, 64, 8, 3),
+    DenseTile(128, 128, 64, 4, 3),
+    DenseTile(128, 256, 64, 8, 3),
+    DenseTile(64, 128, 64, 4, 4),
+    DenseTile(128, 64, 64, 4, 4),
+)
+# For so few rows that reading the weight is what takes the time: the most bytes on their way.
+STREAMED = (
+    DenseTile(16, 32, 128, 4, 4),
+    DenseTile(16, 64, 128, 4, 4),
+    DenseTile(16, 128, 64, 4, 4),
+    DenseTile(64, 64, 128, 4, 3),
+    DenseTile(128, 64, 64, 4, 4),
+    DenseTile(128, 64, 128, 4, 3),
+    DenseTile(128, 128, 64, 8, 4),
+)
+MOST_STREAMED = 256  # rows
 LARGE = (DenseTile(64, 32, 32, 4, 3), DenseTile(64, 64, 32, 4, 3), DenseTile(128, 128, 32, 8, 4))
 
 
@@ -67,24 +84,35 @@ class Product(Kernel):
 
 
 def tiles_of(
-    num_rows: int, outputs: int, features: int, precision: str, num_cores: int, is_half_with_activation: bool = False
+    num_rows: int,
+    outputs: int,
+    features: int,
+    precision: str,
+    num_cores: int,
+    is_half: bool = False,
+    has_activation: bool = False,
 ) -> list[DenseTile]:
     """The tiles worth a trial.
 
-    A library's kernel for a product that fills the GPU is faster, with two exceptions. In fp32 it takes no tensor cores
-    (THRICE does), and it leaves an activation to a kernel of its own.
+    A library's kernel for a product that fills the GPU is faster, with three exceptions. In fp32 it takes no tensor cores
+    (THRICE does); it leaves an activation to a kernel of its own; and of few rows it reads the weight more slowly.
 
     Args:
         precision: one of PRECISIONS.
         num_cores: multiprocessors of the GPU.
-        is_half_with_activation: numbers have 16 bits, and the kernel would compute an activation too.
+        is_half: numbers have 16 bits.
+        has_activation: the kernel would compute an activation too.
     """
-    if DenseTile(LARGEST, LARGEST, LARGEST, 4, 3).num_blocks(num_rows, outputs) >= 2 * num_cores:
-        if is_half_with_activation:
-            return [*HALF]
+    is_filled = DenseTile(LARGEST, LARGEST, LARGEST, 4, 3).num_blocks(num_rows, outputs) >= 2 * num_cores
+    if is_filled and not is_half:
         return [*LARGE] if precision == THRICE else []
-    candidates = [t for t in tiles(num_rows, outputs, features, 1, num_cores) if max(t.pixels, t.channels) <= LARGEST]
-    for tile in WIDE:
-        if tile.pixels <= power_of_two(num_rows) and tile.channels <= power_of_two(outputs):
+    widest = power_of_two(num_rows), power_of_two(outputs)
+    if is_filled:
+        candidates = [tile for tile in HALF if has_activation and tile.pixels <= widest[0]]
+    else:
+        candidates = [t for t in tiles(num_rows, outputs, features, 1, num_cores) if max(t.pixels, t.channels) <= LARGEST]
+    for tile in (*(WIDE if not is_filled else ()), *(STREAMED if is_half and num_rows <= MOST_STREAMED else ())):
+        is_narrow = tile in STREAMED and 2 * tile.pixels < widest[0]  # it reads the weight for every few rows
+        if tile.pixels <= widest[0] and tile.channels <= widest[1] and not is_narrow:
             candidates += split(tile, tile.num_blocks(num_rows, outputs), -(-features // tile.depth), num_cores)
     return list(dict.fromkeys(candidates))

@@ -181,8 +181,8 @@ def _own(program: Program, place: _Place, layouts: _Layouts) -> dict[str, _Own]:
     is_fp32 = x.dtype is torch.float32
     precision = "tf32" if not is_fp32 or torch.backends.cuda.matmul.allow_tf32 else THRICE
     own: dict[str, _Own] = {}
-    is_half_with_activation = not is_fp32 and after != "none"
-    if tiles := tiles_of(num_rows, outputs, features, precision, num_cores(program.device), is_half_with_activation):
+    cores, has_activation = num_cores(program.device), after != "none"
+    if tiles := tiles_of(num_rows, outputs, features, precision, cores, not is_fp32, has_activation):
         laid, derived = _laid_out(p, weight, _rounded_rows if is_fp32 else _rows, layouts)
         rest: Tensor | None = None
         if precision == THRICE:
