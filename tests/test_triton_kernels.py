@@ -112,6 +112,8 @@ def test_a_depthwise_kernel_computes_what_pytorch_does(
     has_bias = draw(st.booleans())
     n, c, h, w = (draw(st.integers(1, most)) for most in (3, 140, 9, 9))
     kernel, stride, dilation = draw(pairs | st.tuples(st.integers(1, 7), st.integers(1, 7))), draw(pairs), draw(pairs)
+    if draw(st.booleans()):  # of which strips are
+        stride, dilation = (1, 1), (1, 1)
     padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
     dtype = draw(st.sampled_from([torch.float32, torch.float16, *([torch.bfloat16] if device == "cuda" else [])]))
     assume(all(s + 2 * p > d * (f - 1) for s, p, d, f in zip((h, w), padding, dilation, kernel, strict=True)))
@@ -126,8 +128,8 @@ def test_a_depthwise_kernel_computes_what_pytorch_does(
     expected = functional.conv2d(ACTS[before](x.double()), weight.double(), wide_bias, stride, padding, dilation, c)
     expected = ACTS[after](expected)
     kernels = import_module("systems.kernels.depthwise")
-    numbers = kernel, stride, padding, dilation
-    depthwise = kernels.Depthwise(*numbers, before, after, is_last, draw(st.sampled_from(kernels.tiles(c))))
+    numbers, tiles = (kernel, stride, padding, dilation), kernels.tiles(c, kernel, stride, dilation)
+    depthwise = kernels.Depthwise(*numbers, before, after, is_last, draw(st.sampled_from(tiles)))
     place = draw(places(expected, dtype, is_last))
     out = depthwise(x, fuse_in_triton._channels_apart(weight), bias, *place[:1])
     check_place(out, place, dtype, is_last)

@@ -199,8 +199,9 @@ def _depthwise_calls(place: Place, produces: Tensor) -> tuple[list[Call], tuple[
 
     taps = Derived.of(_channels_apart, place.conv.weight)
     calls = []
-    for tile in tiles(produces.shape[1]):
-        kernel = Depthwise(*_numbers(place.conv), place.before, place.after, not produces.is_contiguous(), tile)
+    numbers = kernel_size, stride, _, dilation = _numbers(place.conv)
+    for tile in tiles(produces.shape[1], kernel_size, stride, dilation):
+        kernel = Depthwise(*numbers, place.before, place.after, not produces.is_contiguous(), tile)
         calls.append(Call(kernel, (place.x, taps.tensor, place.conv.bias), {}, produces))
     return calls, (taps,)
 
