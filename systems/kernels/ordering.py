@@ -71,7 +71,7 @@ class Sort(Kernel):
         """
         values = torch.empty_like(x)
         places, *ranks = (torch.empty(len(x), dtype=torch.int64, device=x.device) for _ in range(1 + self.is_inverted))
-        items = 16 if len(x) > COMPARED else 4
+        items = 8 if len(x) > COMPARED else 4
         arguments = (x, values, places, ranks[0] if ranks else None, len(x), items, COMPARED, self.is_early)
         options = {"num_warps": 4, "launch_pdl": self.is_early}
         return Launch(_sort, (triton.cdiv(len(x), items),), arguments, options, (values, places, *ranks))
@@ -136,19 +136,27 @@ def _sort(
     ITEMS: tl.constexpr, COMPARED: tl.constexpr, IS_EARLY: tl.constexpr,
 ):  # fmt: skip
     wait_for_producers(IS_EARLY)
-    i = tl.program_id(0) * ITEMS + tl.arange(0, ITEMS)
+    first, at = tl.program_id(0) * ITEMS, tl.arange(0, COMPARED)
+    i = first + tl.arange(0, ITEMS)
     is_item = i < N
-    own = tl.load(x_ptr + i, mask=is_item, other=0)
-    rank = tl.full((ITEMS,), 0, tl.int32)
-    for begin in range(0, N, COMPARED):
-        j = begin + tl.arange(0, COMPARED)
-        is_other = j < N
-        other = tl.load(x_ptr + j, mask=is_other, other=0)
-        is_equal_before = (other[None, :] == own[:, None]) & (j[None, :] < i[:, None])
-        is_before = ((other[None, :] < own[:, None]) | is_equal_before) & is_other[None, :]
-        rank += tl.sum(is_before.to(tl.int32), axis=1)
+    own = tl.load(x_ptr + i, mask=is_item, other=0)[:, None]
+    before = tl.full((ITEMS, COMPARED), 0, tl.int32)
+    middle = (
+        first // COMPARED * COMPARED
+    )  # the items lie in the tile from there on: of equal ones, all tiles before it count
+    for begin in range(0, middle, COMPARED):
+        other = tl.load(x_ptr + begin + at)[None, :]
+        before += (other <= own).to(tl.int32)
+    other = tl.load(x_ptr + middle + at, mask=middle + at < N, other=0)[None, :]
+    is_equal_before = (other == own) & ((middle + at)[None, :] < i[:, None])
+    before += (((other < own) | is_equal_before) & (middle + at < N)[None, :]).to(tl.int32)
+    for begin in range(middle + COMPARED, N, COMPARED):
+        is_other = begin + at < N
+        other = tl.load(x_ptr + begin + at, mask=is_other, other=0)[None, :]
+        before += ((other < own) & is_other[None, :]).to(tl.int32)
+    rank = tl.sum(before, axis=1)
     let_consumers_launch(IS_EARLY)
-    tl.store(values_ptr + rank, own, mask=is_item)
+    tl.store(values_ptr + rank[:, None], own, mask=is_item[:, None])
     tl.store(places_ptr + rank, i.to(tl.int64), mask=is_item)
     if ranks_ptr is not None:
         tl.store(ranks_ptr + i, rank.to(tl.int64), mask=is_item)
