@@ -24,7 +24,7 @@ from systems.scheduling.passes.context import Context
 device = device_with_kernels
 
 
-@pytest.mark.parametrize("kind", ["plain", "causal", pytest.param("added", marks=pytest.mark.slow), "bool"])
+@pytest.mark.parametrize("kind", ["plain", "causal", "added", "bool"])
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), is_token_major=st.booleans())
 def test_an_attention_computes_what_pytorch_does(device: str, data: st.DataObject, kind: str, is_token_major: bool) -> None:
