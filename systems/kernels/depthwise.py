@@ -104,7 +104,8 @@ def tiles(channels: int, kernel: tuple[int, int], stride: tuple[int, int], dilat
     wide = 1 << (channels - 1).bit_length()
     candidates = [DepthwiseTile(8, 64, 4), DepthwiseTile(16, 64, 4), DepthwiseTile(4, 128, 4)]
     if kernel[1] > 1 and _are_neighbours(stride, dilation):
-        candidates += [DepthwiseTile(16, 64, 1, True), DepthwiseTile(32, 64, 4, True), DepthwiseTile(16, 32, 1, True)]
+        candidates += [DepthwiseTile(8, 64, 1, True), DepthwiseTile(16, 64, 1, True), DepthwiseTile(32, 64, 4, True)]
+        candidates.append(DepthwiseTile(16, 32, 1, True))
     return [tile for tile in candidates if tile.channels <= wide] or [DepthwiseTile(16, min(wide, 32), 4)]
 
 
