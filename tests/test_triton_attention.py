@@ -114,6 +114,19 @@ def test_an_attention_of_fewer_keys_heads_has_a_kernel(device: str) -> None:
     torch.testing.assert_close(program.run([x, few]), captured.run([x, few]))
 
 
+def test_blocks_share_the_keys_of_one_query(device: str) -> None:
+    """As of a decoding step. Two attentions of a program, and two runs, each find the tickets as they were."""
+    query, keys = torch.randn(1, 2, 1, 16, device=device), torch.randn(1, 2, 300, 16, device=device)
+    attend = functional.scaled_dot_product_attention
+    with torch.no_grad():
+        captured = capture(Function(lambda _, q, k: (attend(q, k, k), attend(-q, k, k))), (query, keys))
+    cost = favour("split by")
+    program, decisions = select_attention.select_attention(captured, Context(cost, cost))
+    assert len(decisions) == 2 and all("split by" in decision.chosen for decision in decisions)
+    for _ in range(2):
+        torch.testing.assert_close(program.run([query, keys]), captured.run([query, keys]))
+
+
 class Windows(nn.Module):
     """Attention step by step, as of windows: a bias of its own, and a mask that each window has another row of."""
 
