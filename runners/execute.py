@@ -34,8 +34,8 @@ def execute(request: Request, keys: Collection[str] = ()) -> int:
         showing = showings.showing(request.cells[0].runner)
         # A container gives results= to whatever it runs.
         if showing.takes is not None and (idle := sorted({*keys} - {"runner", "results", *showing.takes})):
-            alone = f"the keys {', '.join(showing.takes)}" if showing.takes else "its own options"
-            raise BadRequest(f"{idle[0]}= changes nothing of what runner={showing.name} shows: it takes {alone} alone")
+            taken = f"the keys {', '.join(showing.takes)}" if showing.takes else "its own options"
+            raise BadRequest(f"{idle[0]}= changes nothing of what runner={showing.name} shows: it takes {taken} alone")
         return showing.run(request)
     from runners.sweep.sweep import Sweep  # its libraries take a second, which a wrong request has no use for
 

@@ -19,7 +19,7 @@ def _between_0_and_6(x):
 
 @triton.jit
 def _coarse_gelu(x):
-    """Within 1e-7 of x * Phi(x) relative to x, in half the instructions: by Abramowitz and Stegun's formula 7.1.26."""
+    """Within 1e-7 of x * Phi(x) relative to x, in fewer instructions: by Abramowitz and Stegun's formula 7.1.26."""
     t = 1.0 / (1.0 + 0.23164187 * tl.abs(x))
     rest = ((((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368) * t + 0.127414796) * t
     rest *= tl.exp2(-0.7213475204444817 * x * x)

@@ -106,8 +106,8 @@ def _check(
     """Raise Unsupported where eager execution packs what its mask leaves, and returns zeros elsewhere."""
     is_packed = getattr(self, "use_nested_tensor", False) and src.dim() == 3 and _is_switched_on()
     if is_packed and mask is None and src_key_padding_mask is not None and not self.layers[0].training:
-        told = "its nn.TransformerEncoder chooses by the data of src_key_padding_mask what to run"
-        raise Unsupported(f"{told}: set use_nested_tensor = False there")
+        reason = "its nn.TransformerEncoder chooses by the data of src_key_padding_mask what to run"
+        raise Unsupported(f"{reason}: set use_nested_tensor = False there")
 
 
 def _attend(
